@@ -1,0 +1,411 @@
+-- +goose Up
+
+CREATE SCHEMA idempotency;
+
+COMMENT ON SCHEMA idempotency IS
+    'pgonce: one record per idempotency key, committed in the same transaction as the business rows it stands for. Start with: SELECT * FROM idempotency.audit LIMIT 20.';
+
+-- CACHE 1: with a cache, a session could hand out an old block after another session's newer one, and fences would
+-- run backwards. A sequence never rolls back, so a fence is never given twice.
+CREATE SEQUENCE idempotency.fence AS bigint CACHE 1;
+
+COMMENT ON SEQUENCE idempotency.fence IS
+    'Source of fences, one for the whole database: every acquisition of any key gets a higher one.';
+
+CREATE TABLE idempotency.records (
+    tenant            text        COLLATE "C" NOT NULL,
+    operation         text        COLLATE "C" NOT NULL,
+    key               text        COLLATE "C" NOT NULL,
+    state             text        COLLATE "C" NOT NULL,
+    fence             bigint      NOT NULL,
+    generation        bigint      NOT NULL,
+    created_at        timestamptz NOT NULL,
+    acquired_at       timestamptz,
+    completed_at      timestamptz,
+    lease_expires_at  timestamptz,
+    result_expires_at timestamptz,
+    expires_at        timestamptz,
+    attempt           integer     NOT NULL,
+    retryable         boolean     NOT NULL DEFAULT false,
+    fingerprint       bytea,
+    attempt_token     bytea,
+    takeover          text        COLLATE "C",
+    executor          text        COLLATE "C",
+    client            text        COLLATE "C",
+    trace_id          text        COLLATE "C",
+    error_code        text        COLLATE "C",
+    error_message     text        COLLATE "C",
+    result_type       text        COLLATE "C",
+    result            bytea,
+
+    CONSTRAINT records_pkey PRIMARY KEY (tenant, operation, key),
+
+    CONSTRAINT records_tenant_check    CHECK (octet_length(tenant) BETWEEN 1 AND 128),
+    CONSTRAINT records_operation_check CHECK (octet_length(operation) BETWEEN 1 AND 128),
+    CONSTRAINT records_key_check       CHECK (octet_length(key) BETWEEN 1 AND 255),
+    CONSTRAINT records_client_check    CHECK (octet_length(client) BETWEEN 1 AND 255),
+    CONSTRAINT records_state_check     CHECK (state IN ('INIT', 'PROCESSING', 'SUCCESS', 'FAILED')),
+    CONSTRAINT records_takeover_check  CHECK (takeover IN ('RERUN', 'RESUME', 'RESOLVE', 'MANUAL')),
+
+    -- A generation is the fence that began it. Fences only grow, so it can never be ahead.
+    CONSTRAINT records_fence_check CHECK (generation <= fence),
+
+    -- Version byte and SHA-256; 16 random bytes.
+    CONSTRAINT records_fingerprint_check   CHECK (octet_length(fingerprint) = 33),
+    CONSTRAINT records_attempt_token_check CHECK (octet_length(attempt_token) = 16),
+
+    -- The shape of each state's row. The transitions are in the statements' WHERE clauses.
+    CONSTRAINT records_init_check CHECK (state <> 'INIT' OR (
+        attempt = 0 AND fingerprint IS NULL AND attempt_token IS NULL AND acquired_at IS NULL AND expires_at IS NOT NULL)),
+    CONSTRAINT records_acquired_check CHECK (state = 'INIT' OR (
+        attempt >= 1 AND fence >= 1 AND fingerprint IS NOT NULL AND attempt_token IS NOT NULL
+        AND acquired_at IS NOT NULL AND executor IS NOT NULL)),
+    CONSTRAINT records_processing_check CHECK (state <> 'PROCESSING' OR (
+        lease_expires_at IS NOT NULL AND takeover IS NOT NULL)),
+    CONSTRAINT records_open_check CHECK (state IN ('SUCCESS', 'FAILED') OR (
+        completed_at IS NULL AND result IS NULL AND result_type IS NULL AND result_expires_at IS NULL)),
+    CONSTRAINT records_final_check CHECK (state NOT IN ('SUCCESS', 'FAILED') OR (
+        completed_at IS NOT NULL AND lease_expires_at IS NULL)),
+    -- A result that is NULL while its type is not is a tombstone: done, result gone.
+    CONSTRAINT records_success_check CHECK (state <> 'SUCCESS' OR result_type IS NOT NULL),
+    CONSTRAINT records_result_check CHECK (result IS NULL OR result_type IS NOT NULL),
+    CONSTRAINT records_error_check CHECK ((state = 'FAILED') = (error_code IS NOT NULL)
+        AND (error_code IS NULL) = (error_message IS NULL)),
+    -- In the transactional mode an error leaves nothing, so only a leased record can be worth another attempt.
+    CONSTRAINT records_retryable_check CHECK (NOT retryable OR (state = 'FAILED' AND takeover IS NOT NULL))
+);
+
+-- The purge asks for what has expired. Times of one retention come in order, so the insert goes to the rightmost page:
+-- 65 bytes of WAL a record. BRIN would be free to write, but purged pages are filled again and their summaries keep
+-- the old minimum for ever: every pass would then read the whole table.
+CREATE INDEX records_expires_at_idx ON idempotency.records (expires_at);
+
+-- Partial: records of the transactional mode never enter these two.
+CREATE INDEX records_stale_idx ON idempotency.records (lease_expires_at) WHERE state = 'PROCESSING';
+CREATE INDEX records_result_expires_at_idx ON idempotency.records (result_expires_at)
+    WHERE result_expires_at IS NOT NULL AND result IS NOT NULL;
+
+CREATE TABLE idempotency.attempts (
+    tenant        text        COLLATE "C" NOT NULL,
+    operation     text        COLLATE "C" NOT NULL,
+    key           text        COLLATE "C" NOT NULL,
+    id            bigint      GENERATED ALWAYS AS IDENTITY,
+    event         text        COLLATE "C" NOT NULL,
+    outcome       text        COLLATE "C",
+    generation    bigint      NOT NULL,
+    fence         bigint      NOT NULL,
+    attempt       integer     NOT NULL,
+    attempt_token bytea,
+    executor      text        COLLATE "C",
+    trace_id      text        COLLATE "C",
+    started_at    timestamptz,
+    ended_at      timestamptz,
+    error_code    text        COLLATE "C",
+    error_message text        COLLATE "C",
+    actor         text        COLLATE "C",
+    reason        text        COLLATE "C",
+    recorded_at   timestamptz NOT NULL DEFAULT statement_timestamp(),
+
+    -- The key first: every question about attempts begins with one.
+    CONSTRAINT attempts_pkey PRIMARY KEY (tenant, operation, key, id),
+    CONSTRAINT attempts_event_check CHECK (event IN
+        ('ACQUIRED', 'TAKEOVER', 'FAILED', 'RESCUED', 'LEASE_LOST', 'OPERATOR')),
+    CONSTRAINT attempts_outcome_check CHECK (outcome IN ('PROCESSING', 'SUCCESS', 'FAILED'))
+);
+
+-- The number of the advisory lock of a key: the first 8 bytes of SHA-256 over the length-framed parts. The Go twin is
+-- idempotency.Key.LockID; both must give the same, since every writer that changes a record's owner takes this lock.
+-- +goose StatementBegin
+CREATE FUNCTION idempotency.lock_id(tenant text, operation text, key text) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+SELECT ('x' || encode(substring(sha256(
+        int8send(octet_length(tenant)::bigint)    || convert_to(tenant, 'UTF8')
+     || int8send(octet_length(operation)::bigint) || convert_to(operation, 'UTF8')
+     || int8send(octet_length(key)::bigint)       || convert_to(key, 'UTF8')
+    ) FROM 1 FOR 8), 'hex'))::bit(64)::bigint
+$$;
+-- +goose StatementEnd
+
+-- Ends the statement, and so the transaction, from within an expression. STABLE, not IMMUTABLE: the planner would
+-- run it while planning, also in the CASE branch that is never taken.
+-- +goose StatementBegin
+CREATE FUNCTION idempotency.refuse(code text, message text) RETURNS text
+    LANGUAGE plpgsql STABLE
+    AS $$
+BEGIN
+    RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message;
+END
+$$;
+-- +goose StatementEnd
+
+-- Replaced by every migration: all ways of migrating leave the same number.
+-- +goose StatementBegin
+CREATE FUNCTION idempotency.schema_version() RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$ SELECT 1 $$;
+-- +goose StatementEnd
+
+-- For people only: a result that is no JSON, or no valid UTF-8, must not break a look at the audit view. json, not jsonb:
+-- what was stored is shown as it is, with \u0000, duplicate members, order and spelling of numbers. COST: with ORDER BY
+-- and LIMIT it then runs only for the rows that are left. Not PARALLEL SAFE: up to PostgreSQL 16 a parallel plan refuses
+-- an EXCEPTION clause.
+-- +goose StatementBegin
+CREATE FUNCTION idempotency.as_json(bytes bytea) RETURNS json
+    LANGUAGE plpgsql STABLE STRICT COST 1000
+    AS $$
+BEGIN
+    RETURN pg_catalog.convert_from(bytes, 'UTF8')::pg_catalog.json;
+EXCEPTION WHEN data_exception OR program_limit_exceeded THEN -- too deeply nested is the latter
+    RETURN NULL;
+END
+$$;
+-- +goose StatementEnd
+
+-- The derived states (TIMEOUT, EXPIRED) and the dropped result follow the same rules as the statements of the library.
+CREATE VIEW idempotency.audit AS
+SELECT r.tenant,
+       r.operation,
+       r.key,
+       CASE WHEN r.state = 'PROCESSING' AND r.lease_expires_at <= statement_timestamp() THEN 'TIMEOUT'
+            WHEN r.state <> 'PROCESSING' AND r.expires_at <= statement_timestamp() THEN 'EXPIRED'
+            ELSE r.state END AS state,
+       date_trunc('second', statement_timestamp() - r.created_at) AS age,
+       COALESCE(r.completed_at, statement_timestamp()) - r.acquired_at AS duration,
+       CASE WHEN r.result_type LIKE 'json%' AND COALESCE(r.result_expires_at > statement_timestamp(), true)
+            THEN idempotency.as_json(r.result) END AS result,
+       r.error_code || ': ' || r.error_message AS error,
+       r.attempt,
+       r.executor,
+       r.client,
+       r.trace_id,
+       r.created_at,
+       r.acquired_at,
+       r.completed_at,
+       r.lease_expires_at,
+       r.expires_at,
+       -- greatest alone would take NULL for 0.
+       CASE WHEN r.state <> 'PROCESSING' AND r.expires_at IS NOT NULL
+            THEN date_trunc('second', greatest(r.expires_at - statement_timestamp(), interval '0')) END AS retention_left,
+       r.result_type,
+       octet_length(r.result) AS result_bytes,
+       r.result_type IS NOT NULL
+           AND (r.result IS NULL OR COALESCE(r.result_expires_at <= statement_timestamp(), false)) AS result_dropped,
+       r.state AS stored_state,
+       r.retryable,
+       r.takeover,
+       r.fence,
+       r.generation
+FROM idempotency.records AS r;
+
+-- The predicate of records_stale_idx, written so that the index serves it.
+CREATE VIEW idempotency.stale AS
+SELECT r.tenant,
+       r.operation,
+       r.key,
+       r.lease_expires_at AS stale_since,
+       date_trunc('second', statement_timestamp() - r.lease_expires_at) AS stale_for,
+       r.takeover,
+       r.attempt,
+       r.executor,
+       r.client,
+       r.trace_id,
+       r.created_at,
+       r.acquired_at,
+       r.fence,
+       r.generation
+FROM idempotency.records AS r
+WHERE r.state = 'PROCESSING' AND r.lease_expires_at <= statement_timestamp();
+
+-- A day is a UTC day whatever the session's time zone, so that two people see the same numbers.
+CREATE VIEW idempotency.daily AS
+SELECT (r.created_at AT TIME ZONE 'UTC')::date AS day,
+       r.tenant,
+       r.operation,
+       count(*) AS records,
+       count(*) FILTER (WHERE r.state = 'SUCCESS') AS success,
+       count(*) FILTER (WHERE r.state = 'FAILED') AS failed,
+       count(*) FILTER (WHERE r.state = 'PROCESSING') AS processing,
+       count(*) FILTER (WHERE r.state = 'INIT') AS issued,
+       percentile_cont(0.50) WITHIN GROUP (ORDER BY r.completed_at - r.acquired_at) AS p50_duration,
+       percentile_cont(0.95) WITHIN GROUP (ORDER BY r.completed_at - r.acquired_at) AS p95_duration
+FROM idempotency.records AS r
+GROUP BY 1, 2, 3;
+
+-- What \d+ and \df+ in psql say.
+
+COMMENT ON TABLE idempotency.records IS
+    'One row per idempotency key, the only proof that an operation was done. Written by the library in the transaction of the business rows. Never change it by hand: use the operator''s command. People read the view idempotency.audit.';
+COMMENT ON COLUMN idempotency.records.tenant IS
+    'Whose key it is, 1 to 128 bytes. A program with one tenant always writes the same.';
+COMMENT ON COLUMN idempotency.records.operation IS
+    'What the key is for (business_type), for example order.create, 1 to 128 bytes.';
+COMMENT ON COLUMN idempotency.records.key IS
+    'The client''s unique value (business_id), 1 to 255 bytes, compared byte for byte.';
+COMMENT ON COLUMN idempotency.records.state IS
+    'INIT: an issued token nobody used yet. PROCESSING: leased and running (the transactional mode never shows it). SUCCESS, FAILED: final, except that a retryable FAILED may be acquired again. TIMEOUT and EXPIRED are derived, see the view idempotency.audit.';
+COMMENT ON COLUMN idempotency.records.fence IS
+    'Number of the latest acquisition, from the sequence idempotency.fence; a later owner of the key has a higher one.';
+COMMENT ON COLUMN idempotency.records.generation IS
+    'The fence that began this life of the key. A key used again after its retention begins a new generation.';
+COMMENT ON COLUMN idempotency.records.created_at IS
+    'When this generation began: the start of the transaction (transactional mode), the first acquisition (leased mode), or when the token was issued (INIT).';
+COMMENT ON COLUMN idempotency.records.acquired_at IS 'When the latest attempt began. NULL: INIT.';
+COMMENT ON COLUMN idempotency.records.completed_at IS 'When the outcome was written. NULL: none yet.';
+COMMENT ON COLUMN idempotency.records.lease_expires_at IS
+    'Until when the owner has the key unless it renews. Past: stale, may be taken over as takeover allows. Only in PROCESSING.';
+COMMENT ON COLUMN idempotency.records.result_expires_at IS
+    'From then on the result counts as dropped, also before the purge drops it. NULL: it stays as long as the record.';
+COMMENT ON COLUMN idempotency.records.expires_at IS
+    'From then on the record counts as absent, also before the purge deletes it. NULL: kept for ever. PROCESSING never expires, whatever stands here.';
+COMMENT ON COLUMN idempotency.records.attempt IS 'Number of the latest attempt in this generation, from 1. 0: INIT.';
+COMMENT ON COLUMN idempotency.records.retryable IS 'FAILED only: the next caller may try again (leased mode).';
+COMMENT ON COLUMN idempotency.records.fingerprint IS
+    'Hash of the request: one version byte and SHA-256. Another request with the same key is a mismatch. NULL: INIT.';
+COMMENT ON COLUMN idempotency.records.attempt_token IS
+    '16 random bytes of the attempt that wrote the row; it alone may complete it. NULL: INIT.';
+COMMENT ON COLUMN idempotency.records.takeover IS
+    'What may happen when the owner dies: RERUN, RESUME (finished steps are not run again), RESOLVE (ask the other side first), MANUAL (a person decides). NULL: transactional mode.';
+COMMENT ON COLUMN idempotency.records.executor IS
+    'Who ran the latest attempt, host:pid:random. For people only. NULL: INIT.';
+COMMENT ON COLUMN idempotency.records.client IS 'Who called, as the program names its callers. NULL: not told.';
+COMMENT ON COLUMN idempotency.records.trace_id IS 'Trace of the latest attempt. NULL: not traced.';
+COMMENT ON COLUMN idempotency.records.error_code IS 'FAILED only: code of the outcome, for example NO_STOCK.';
+COMMENT ON COLUMN idempotency.records.error_message IS 'FAILED only: text of the error.';
+COMMENT ON COLUMN idempotency.records.result_type IS
+    'Codec and version of the result; begins with json where the bytes are JSON. NULL: no result was ever stored.';
+COMMENT ON COLUMN idempotency.records.result IS
+    'The answer that a duplicate gets, byte for byte. NULL with a result_type: a tombstone (done, answer gone); the key is still never run again.';
+
+COMMENT ON CONSTRAINT records_pkey ON idempotency.records IS
+    'Decides: of two transactions that complete one key, one commits.';
+COMMENT ON CONSTRAINT records_fence_check ON idempotency.records IS
+    'A generation is the fence that began it, so it is never ahead.';
+COMMENT ON CONSTRAINT records_fingerprint_check ON idempotency.records IS
+    'Version byte and SHA-256, not their text form.';
+COMMENT ON CONSTRAINT records_attempt_token_check ON idempotency.records IS '16 bytes, not their text form.';
+COMMENT ON CONSTRAINT records_init_check ON idempotency.records IS
+    'INIT: an issued token, bound to nothing yet, and never kept for ever.';
+COMMENT ON CONSTRAINT records_acquired_check ON idempotency.records IS
+    'Every state but INIT: somebody acquired it, with a request.';
+COMMENT ON CONSTRAINT records_processing_check ON idempotency.records IS
+    'PROCESSING: has a lease and the rule for its owner''s death.';
+COMMENT ON CONSTRAINT records_open_check ON idempotency.records IS 'INIT, PROCESSING: no outcome.';
+COMMENT ON CONSTRAINT records_final_check ON idempotency.records IS 'SUCCESS, FAILED: an end, and no lease.';
+COMMENT ON CONSTRAINT records_success_check ON idempotency.records IS 'SUCCESS: has a result or had one.';
+COMMENT ON CONSTRAINT records_result_check ON idempotency.records IS 'Bytes without a codec could not be replayed.';
+COMMENT ON CONSTRAINT records_error_check ON idempotency.records IS 'FAILED, and only FAILED: has a code and a text.';
+COMMENT ON CONSTRAINT records_retryable_check ON idempotency.records IS
+    'Retryable: only FAILED, only in the leased mode.';
+
+COMMENT ON INDEX idempotency.records_expires_at_idx IS 'For the purge.';
+COMMENT ON INDEX idempotency.records_stale_idx IS
+    'For takeover and rescue, and for the view idempotency.stale. Holds leased records while they run, nothing else.';
+COMMENT ON INDEX idempotency.records_result_expires_at_idx IS
+    'For dropping results before their records. Holds only results with an end of their own.';
+
+COMMENT ON TABLE idempotency.attempts IS
+    'What happened to a key besides a plain success: append-only, in the order of id. A success in the transactional mode has no row here, its record says it all.';
+COMMENT ON COLUMN idempotency.attempts.tenant IS 'As in idempotency.records.';
+COMMENT ON COLUMN idempotency.attempts.operation IS 'As in idempotency.records.';
+COMMENT ON COLUMN idempotency.attempts.key IS 'As in idempotency.records.';
+COMMENT ON COLUMN idempotency.attempts.id IS 'Order of the rows of one key.';
+COMMENT ON COLUMN idempotency.attempts.event IS
+    'ACQUIRED, TAKEOVER: a leased attempt began. FAILED: a final failure. RESCUED: the compensator ended a stale attempt. LEASE_LOST: an owner found its lease gone. OPERATOR: a person changed the record.';
+COMMENT ON COLUMN idempotency.attempts.outcome IS
+    'State the event left the record in: PROCESSING, SUCCESS or FAILED. NULL: the event changed none.';
+COMMENT ON COLUMN idempotency.attempts.generation IS 'Generation of the record then.';
+COMMENT ON COLUMN idempotency.attempts.fence IS 'Fence of the attempt.';
+COMMENT ON COLUMN idempotency.attempts.attempt IS 'Number of the attempt in its generation, from 1.';
+COMMENT ON COLUMN idempotency.attempts.attempt_token IS '16 random bytes of the attempt.';
+COMMENT ON COLUMN idempotency.attempts.executor IS 'Who ran the attempt, host:pid:random.';
+COMMENT ON COLUMN idempotency.attempts.trace_id IS 'Trace of the attempt. NULL: not traced.';
+COMMENT ON COLUMN idempotency.attempts.started_at IS 'When the attempt began.';
+COMMENT ON COLUMN idempotency.attempts.ended_at IS 'When the attempt ended. NULL: it had not.';
+COMMENT ON COLUMN idempotency.attempts.error_code IS 'Code of the failure. NULL: none.';
+COMMENT ON COLUMN idempotency.attempts.error_message IS 'Text of the failure. NULL: none.';
+COMMENT ON COLUMN idempotency.attempts.actor IS 'Who caused the event: an executor, the compensator or a person.';
+COMMENT ON COLUMN idempotency.attempts.reason IS 'Why, in the actor''s words. NULL: not told.';
+COMMENT ON COLUMN idempotency.attempts.recorded_at IS 'When this row was written.';
+
+COMMENT ON SEQUENCE idempotency.attempts_id_seq IS 'Source of attempts.id.';
+
+COMMENT ON VIEW idempotency.audit IS
+    'One readable line per record. Narrow it down by tenant, operation and key, which the primary key serves.';
+COMMENT ON COLUMN idempotency.audit.tenant IS 'Whose key it is.';
+COMMENT ON COLUMN idempotency.audit.operation IS 'What the key is for, for example order.create.';
+COMMENT ON COLUMN idempotency.audit.key IS 'The client''s unique value.';
+COMMENT ON COLUMN idempotency.audit.state IS
+    'INIT, PROCESSING, SUCCESS, FAILED, or derived: TIMEOUT (PROCESSING past its lease), EXPIRED (counts as absent, not yet purged).';
+COMMENT ON COLUMN idempotency.audit.age IS 'Since created_at, in whole seconds.';
+COMMENT ON COLUMN idempotency.audit.duration IS
+    'Of the latest attempt, from acquired_at to completed_at, or so far. NULL: INIT.';
+COMMENT ON COLUMN idempotency.audit.result IS
+    'The stored answer, if it is JSON. NULL: none, dropped (see result_dropped) or not JSON (see result_type, result_bytes).';
+COMMENT ON COLUMN idempotency.audit.error IS 'Code and text of a failure. NULL: not FAILED.';
+COMMENT ON COLUMN idempotency.audit.attempt IS 'Number of the latest attempt, from 1. 0: INIT.';
+COMMENT ON COLUMN idempotency.audit.executor IS 'Who ran the latest attempt, host:pid:random.';
+COMMENT ON COLUMN idempotency.audit.client IS 'Who called. NULL: not told.';
+COMMENT ON COLUMN idempotency.audit.trace_id IS 'Trace of the latest attempt. NULL: not traced.';
+COMMENT ON COLUMN idempotency.audit.created_at IS 'When this generation of the key began.';
+COMMENT ON COLUMN idempotency.audit.acquired_at IS 'When the latest attempt began. NULL: INIT.';
+COMMENT ON COLUMN idempotency.audit.completed_at IS 'When the outcome was written. NULL: none yet.';
+COMMENT ON COLUMN idempotency.audit.lease_expires_at IS 'End of the lease. NULL: not PROCESSING.';
+COMMENT ON COLUMN idempotency.audit.expires_at IS 'End of the retention. NULL: kept for ever.';
+COMMENT ON COLUMN idempotency.audit.retention_left IS
+    'Until expires_at, in whole seconds, 0 when past. NULL: kept for ever, or PROCESSING, which never expires.';
+COMMENT ON COLUMN idempotency.audit.result_type IS 'Codec and version of the result. NULL: no result was ever stored.';
+COMMENT ON COLUMN idempotency.audit.result_bytes IS 'Stored size of the result before compression. NULL: no bytes.';
+COMMENT ON COLUMN idempotency.audit.result_dropped IS
+    'True: a tombstone. The operation was done, its answer is gone; a retry gets "done, result gone" and runs nothing.';
+COMMENT ON COLUMN idempotency.audit.stored_state IS 'The state as stored, without TIMEOUT and EXPIRED.';
+COMMENT ON COLUMN idempotency.audit.retryable IS 'FAILED, and the next caller may try again.';
+COMMENT ON COLUMN idempotency.audit.takeover IS
+    'What may happen when the owner dies: RERUN, RESUME, RESOLVE, MANUAL. NULL: transactional mode.';
+COMMENT ON COLUMN idempotency.audit.fence IS 'Number of the latest acquisition.';
+COMMENT ON COLUMN idempotency.audit.generation IS 'The fence that began this life of the key.';
+
+COMMENT ON VIEW idempotency.stale IS
+    'PROCESSING records past their lease: the owner died or hangs. The compensator and the next caller act as takeover says; MANUAL waits for a person.';
+COMMENT ON COLUMN idempotency.stale.tenant IS 'Whose key it is.';
+COMMENT ON COLUMN idempotency.stale.operation IS 'What the key is for.';
+COMMENT ON COLUMN idempotency.stale.key IS 'The client''s unique value.';
+COMMENT ON COLUMN idempotency.stale.stale_since IS 'When the lease ended.';
+COMMENT ON COLUMN idempotency.stale.stale_for IS 'Since then, in whole seconds.';
+COMMENT ON COLUMN idempotency.stale.takeover IS
+    'What may happen now: RERUN, RESUME (finished steps are not run again), RESOLVE (ask the other side first), MANUAL (a person decides).';
+COMMENT ON COLUMN idempotency.stale.attempt IS 'Number of the attempt that went silent.';
+COMMENT ON COLUMN idempotency.stale.executor IS 'Who ran it, host:pid:random.';
+COMMENT ON COLUMN idempotency.stale.client IS 'Who called. NULL: not told.';
+COMMENT ON COLUMN idempotency.stale.trace_id IS 'Its trace. NULL: not traced.';
+COMMENT ON COLUMN idempotency.stale.created_at IS 'When this generation of the key began.';
+COMMENT ON COLUMN idempotency.stale.acquired_at IS 'When the attempt began.';
+COMMENT ON COLUMN idempotency.stale.fence IS 'Its fence.';
+COMMENT ON COLUMN idempotency.stale.generation IS 'The fence that began this life of the key.';
+
+COMMENT ON VIEW idempotency.daily IS
+    'Counts per UTC day, tenant and operation over the records that are still stored. It reads the whole table.';
+COMMENT ON COLUMN idempotency.daily.day IS 'UTC day of created_at.';
+COMMENT ON COLUMN idempotency.daily.tenant IS 'Whose keys.';
+COMMENT ON COLUMN idempotency.daily.operation IS 'What the keys are for.';
+COMMENT ON COLUMN idempotency.daily.records IS 'All records: success + failed + processing + issued.';
+COMMENT ON COLUMN idempotency.daily.success IS 'SUCCESS.';
+COMMENT ON COLUMN idempotency.daily.failed IS 'FAILED, retryable ones too.';
+COMMENT ON COLUMN idempotency.daily.processing IS 'PROCESSING, stale ones too.';
+COMMENT ON COLUMN idempotency.daily.issued IS 'INIT: tokens nobody used.';
+COMMENT ON COLUMN idempotency.daily.p50_duration IS
+    'Median duration of the completed ones, from acquired_at to completed_at. NULL: none completed.';
+COMMENT ON COLUMN idempotency.daily.p95_duration IS 'Their 95th percentile. NULL: none completed.';
+
+COMMENT ON FUNCTION idempotency.lock_id(text, text, text) IS
+    'Number of the advisory lock of a key (tenant, operation, key), the same as in the library. Held while somebody runs the key: see pg_locks.';
+COMMENT ON FUNCTION idempotency.refuse(text, text) IS
+    'Raises an error with this SQLSTATE and message. For use inside an expression.';
+COMMENT ON FUNCTION idempotency.schema_version() IS 'Version of this schema: the number of its newest migration.';
+COMMENT ON FUNCTION idempotency.as_json(bytea) IS 'The bytes as JSON, NULL if they are none. Never raises.';
+
+-- +goose Down
+
+-- CASCADE: everything in the schema is ours. It also takes views of others that read our tables; a list of single DROPs
+-- would only stop in the middle of it. Every record of what was done is gone afterwards.
+DROP SCHEMA idempotency CASCADE;

@@ -1,0 +1,9 @@
+-- name: SchemaState :one
+-- Is this a database we can work on?
+SELECT idempotency.schema_version() AS version, pg_is_in_recovery()::boolean AS in_recovery;
+
+-- name: ProveReplicated :one
+-- In the transaction of a read that looks for a lost commit: under synchronous replication an own commit that is
+-- acknowledged proves that what it read was replicated before it.
+SELECT CASE WHEN current_setting('synchronous_standby_names') <> ''
+            THEN pg_logical_emit_message(true, 'pgonce', '')::text END AS lsn;

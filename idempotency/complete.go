@@ -1,0 +1,247 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgonce/pgonce/internal/dbsqlc"
+)
+
+// Completion is a final outcome about to be recorded.
+type Completion struct {
+	Request      Request
+	Acquired     Acquisition // by the same transaction
+	AttemptToken AttemptToken
+	TraceID      string
+
+	State                      State // Success or Failed
+	ErrorCode, ErrorMessage    string
+	ResultType                 string
+	Result                     []byte // nil with a ResultType: a tombstone
+	Retention, ResultRetention time.Duration
+}
+
+// MaxErrorBytes bounds the stored error text; a longer one is cut.
+const MaxErrorBytes = 4096
+
+// params are what is written. durable: make the commit wait for the disk.
+func (s *Store) params(c *Completion, durable bool) dbsqlc.RecordInsertParams {
+	key := c.Request.Key
+	p := dbsqlc.RecordInsertParams{
+		Tenant: key.tenant, Operation: key.operation, Key: key.value,
+		Started: c.Acquired.Started, State: string(c.State),
+		RetentionUs: microseconds(c.Retention),
+		Fingerprint: c.Request.Fingerprint.Bytes(), AttemptToken: c.AttemptToken[:],
+		Executor: s.executor, Client: optional(c.Request.Client), TraceID: optional(c.TraceID),
+		ResultType: optional(c.ResultType), Result: c.Result,
+		Durable: durable,
+	}
+	if c.ResultRetention != c.Retention {
+		p.ResultRetentionUs = microseconds(c.ResultRetention) // else NULL, which keeps it out of the index of results to drop
+	}
+	if c.State == Failed {
+		code, message := storable(c.ErrorCode), storable(c.ErrorMessage)
+		p.ErrorCode, p.ErrorMessage = &code, &message
+	}
+	return p
+}
+
+// optional makes NULL of the empty string.
+func optional(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}
+
+// microseconds makes NULL of Forever.
+func microseconds(d time.Duration) *int64 {
+	if d == Forever {
+		return nil
+	}
+	us := d.Microseconds()
+	return &us
+}
+
+// encode gives the parameters in the order of recordInsert, or of recordReplace, which has the old fence before the last.
+func encode(p *dbsqlc.RecordInsertParams, replaces *Record) [][]byte {
+	values := make([][]byte, 16, 18)
+	values[0], values[1], values[2] = []byte(p.Tenant), []byte(p.Operation), []byte(p.Key)
+	values[3], values[4] = encodeTime(p.Started), []byte(p.State)
+	values[5], values[6] = encodeOptionalInt8(p.ResultRetentionUs), encodeOptionalInt8(p.RetentionUs)
+	values[7], values[8] = p.Fingerprint, p.AttemptToken
+	values[9], values[10], values[11] = []byte(p.Executor), encodeOptionalText(p.Client), encodeOptionalText(p.TraceID)
+	values[12], values[13] = encodeOptionalText(p.ErrorCode), encodeOptionalText(p.ErrorMessage)
+	values[14], values[15] = encodeOptionalText(p.ResultType), p.Result
+	if replaces != nil {
+		values = append(values, encodeInt8(replaces.Fence))
+	}
+	return append(values, encodeBool(p.Durable))
+}
+
+// storable makes any error text a PostgreSQL text: the work is done, and its report must not fail over a NUL byte.
+func storable(text string) string {
+	text = strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
+	if len(text) > MaxErrorBytes {
+		text = strings.ToValidUTF8(text[:MaxErrorBytes-3], "") + "..."
+	}
+	return text
+}
+
+// Commit records the outcome and commits the transaction that Begin opened, in one round trip: the record, a Sync,
+// COMMIT. The Sync makes COMMIT run also when the record was refused; it then answers ROLLBACK.
+//
+// Definite errors, nothing was committed: ErrRecordExists (look at the key again), ErrTransactionEnded (by the
+// function's own SQL; what that committed stays), ErrRestart (run everything again), or the server's error.
+// ErrOutcomeUnknown: COMMIT was sent and its answer never came. ctx must not be the request's: cancelling it does not
+// take COMMIT back.
+func (s *Store) Commit(ctx context.Context, conn *pgx.Conn, c *Completion) (Record, error) {
+	params := s.params(c, true)
+	st, values := recordInsert, [][]byte(nil)
+	if c.Acquired.Found {
+		st, values = recordReplace, encode(&params, &c.Acquired.Record)
+	} else {
+		values = encode(&params, nil)
+	}
+	if err := s.prepareRare(ctx, conn, c); err != nil {
+		return Record{}, translate(err) // nothing was sent yet
+	}
+	to := &sender{conn: conn, pipeline: conn.PgConn().StartPipeline(ctx), named: s.named}
+	defer func() { _ = to.pipeline.Close() }() // its errors have been read before
+	if err := to.send(ctx, st, values...); err != nil {
+		return Record{}, err
+	}
+	if c.State == Failed {
+		if err := to.send(ctx, attemptFailed, values[0], values[1], values[2], values[8]); err != nil {
+			return Record{}, err
+		}
+	}
+	to.pipeline.SendPipelineSync()
+	if err := to.send(ctx, commit); err != nil {
+		return Record{}, err
+	}
+	if err := to.pipeline.Sync(); err != nil {
+		return Record{}, unknown(err) // some of it may have been sent
+	}
+	return s.readCommit(to, c)
+}
+
+// prepareRare prepares what Begin did not, because few transactions need it.
+func (s *Store) prepareRare(ctx context.Context, conn *pgx.Conn, c *Completion) error {
+	if !s.named {
+		return nil
+	}
+	if c.Acquired.Found {
+		if err := prepare(ctx, conn, recordReplace); err != nil {
+			return err
+		}
+	}
+	if c.State == Failed {
+		return prepare(ctx, conn, attemptFailed)
+	}
+	return nil
+}
+
+func (s *Store) readCommit(to *sender, c *Completion) (Record, error) {
+	row, _, refused := to.next()
+	if refused == nil && c.State == Failed {
+		_, _, refused = to.next()
+	}
+	if refused != nil && !definite(refused) {
+		return Record{}, unknown(refused)
+	}
+	if err := to.sync(); err != nil {
+		return Record{}, commitLost(refused, err)
+	}
+	_, tag, err := to.next()
+	switch {
+	case err != nil && !definite(err):
+		return Record{}, commitLost(refused, err)
+	case refused != nil:
+		return Record{}, translate(refused)
+	case err != nil:
+		return Record{}, fmt.Errorf("idempotency: commit: %w", translate(err))
+	}
+	_ = to.sync() // COMMIT has answered: what is lost behind it changes nothing
+	if tag.String() != "COMMIT" {
+		return Record{}, fmt.Errorf("idempotency: COMMIT answered %s: %w", tag, ErrAborted)
+	}
+	return s.completed(c, row), nil
+}
+
+// commitLost: with its record refused, the transaction cannot have committed, whatever happened to COMMIT's answer.
+func commitLost(refused, lost error) error {
+	if refused != nil {
+		return translate(refused)
+	}
+	return unknown(lost)
+}
+
+func unknown(err error) error { return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err) }
+
+// completed is the record as it was written. row is what recordInsert returns.
+func (s *Store) completed(c *Completion, row [][]byte) Record {
+	r := s.record(c)
+	r.Fence, r.Generation, r.Attempt = decodeInt8(row[0]), decodeInt8(row[1]), decodeInt4(row[2])
+	r.CreatedAt, r.AcquiredAt, r.CompletedAt = decodeTime(row[3]), decodeTime(row[4]), decodeTime(row[5])
+	r.ResultExpiresAt, r.ExpiresAt = decodeTime(row[6]), decodeTime(row[7])
+	return r
+}
+
+func (s *Store) record(c *Completion) Record {
+	r := Record{
+		Key: c.Request.Key, State: c.State, Fingerprint: c.Request.Fingerprint, AttemptToken: c.AttemptToken,
+		Executor: s.executor, Client: c.Request.Client, TraceID: c.TraceID, ResultType: c.ResultType, Result: c.Result,
+	}
+	if c.State == Failed {
+		r.ErrorCode, r.ErrorMessage = storable(c.ErrorCode), storable(c.ErrorMessage)
+	}
+	return r
+}
+
+// CompleteTx records the outcome in a transaction of the caller, who commits. Errors as for Commit.
+func (s *Store) CompleteTx(ctx context.Context, tx pgx.Tx, c *Completion) (Record, error) {
+	q, p := dbsqlc.New(tx), s.params(c, false)
+	var row dbsqlc.RecordInsertRow
+	var err error
+	if c.Acquired.Found {
+		var replaced dbsqlc.RecordReplaceRow
+		replaced, err = q.RecordReplace(ctx, dbsqlc.RecordReplaceParams{
+			Tenant: p.Tenant, Operation: p.Operation, Key: p.Key, Started: p.Started, State: p.State,
+			ResultRetentionUs: p.ResultRetentionUs, RetentionUs: p.RetentionUs, Fingerprint: p.Fingerprint,
+			AttemptToken: p.AttemptToken, Executor: p.Executor, Client: p.Client, TraceID: p.TraceID, ErrorCode: p.ErrorCode,
+			ErrorMessage: p.ErrorMessage, ResultType: p.ResultType, Result: p.Result,
+			OldFence: c.Acquired.Record.Fence, Durable: p.Durable,
+		})
+		row = dbsqlc.RecordInsertRow(replaced)
+	} else {
+		row, err = q.RecordInsert(ctx, p)
+	}
+	if err == nil && c.State == Failed {
+		err = q.AttemptInsertFailed(ctx, dbsqlc.AttemptInsertFailedParams{
+			Tenant: p.Tenant, Operation: p.Operation, Key: p.Key, AttemptToken: p.AttemptToken,
+		})
+	}
+	if err != nil {
+		return Record{}, fmt.Errorf("idempotency: record %v: %w", c.Request.Key, translate(err))
+	}
+	r := s.record(c)
+	r.Fence, r.Generation, r.Attempt = row.Fence, row.Generation, int(row.Attempt)
+	r.CreatedAt, r.AcquiredAt, r.CompletedAt = row.CreatedAt, timeOf(row.AcquiredAt), timeOf(row.CompletedAt)
+	r.ResultExpiresAt, r.ExpiresAt = timeOf(row.ResultExpiresAt), timeOf(row.ExpiresAt)
+	return r, nil
+}
+
+// definite reports whether the server itself said that the statement failed and the session goes on. FATAL ends the
+// session, class 08 and 40003 say that nobody knows.
+func definite(err error) bool {
+	var server *pgconn.PgError
+	return errors.As(err, &server) && server.SeverityUnlocalized == "ERROR" &&
+		!strings.HasPrefix(server.Code, "08") && server.Code != "40003"
+}

@@ -1,0 +1,140 @@
+package idempotency
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// The outcomes a caller branches on. Typed errors below carry the facts and unwrap to one of these.
+var (
+	// ErrInvalid means that an argument or a configuration breaks a rule; see InvalidError. Nothing was sent to PostgreSQL.
+	ErrInvalid = errors.New("idempotency: invalid argument")
+	// ErrInProgress means that another attempt of this key is still running; see InProgressError. Retry with the same key.
+	ErrInProgress = errors.New("idempotency: key is in progress")
+	// ErrMismatch means that the key was used before with another payload; see MismatchError. Use a new key.
+	ErrMismatch = errors.New("idempotency: key was used with another payload")
+	// ErrFailed means that the recorded outcome of this key is a failure; see FailedError. A retry replays it.
+	ErrFailed = errors.New("idempotency: operation failed")
+	// ErrResultExpired means that the operation was done, but its stored result was dropped already. It is never run again.
+	ErrResultExpired = errors.New("idempotency: operation is done, its result has expired")
+	// ErrResultTooLarge means that the result exceeds the operation's limit; everything was rolled back.
+	ErrResultTooLarge = errors.New("idempotency: result is too large")
+	// ErrOutcomeUnknown means that PostgreSQL could not be asked whether COMMIT happened. Retry with the same key: it
+	// replays the outcome if there is one.
+	ErrOutcomeUnknown = errors.New("idempotency: outcome of the commit is unknown, retry with the same key")
+	// ErrTransactionEnded means that the function ended the transaction by SQL of its own (COMMIT, ROLLBACK). The key is
+	// recorded as failed, so that nothing runs twice; what the function committed by itself stays.
+	ErrTransactionEnded = errors.New("idempotency: the function ended the transaction it was given")
+	// ErrWrongMode means that the key belongs to a leased record and was used in the transactional mode.
+	ErrWrongMode = errors.New("idempotency: key belongs to a leased operation, use the leased mode")
+	// ErrNested means that a function called its own runner again. Use the transaction it was given.
+	ErrNested = errors.New("idempotency: a running function called its own runner, use the transaction it was given")
+	// ErrRestartOuter means that the caller's transaction is older than the record of this key (REPEATABLE READ or
+	// SERIALIZABLE). Roll it back and begin again: the record is visible then.
+	ErrRestartOuter = errors.New("idempotency: the caller's snapshot is older than the record, restart the outer transaction")
+	// ErrNotRecorded means that the caller's transaction did not commit the record: it was rolled back, or never committed.
+	ErrNotRecorded = errors.New("idempotency: no record of this attempt, the outer transaction did not commit")
+	// ErrRecordExists means that another attempt has recorded an outcome of this key meanwhile: look at the key again. The
+	// runner does so by itself.
+	ErrRecordExists = errors.New("idempotency: another attempt has recorded an outcome of this key")
+	// ErrRestart means that the transaction failed in a way that a new run from its start may cure. The runner does so by
+	// itself, a bounded number of times.
+	ErrRestart = errors.New("idempotency: transaction must be run again")
+	// ErrAborted means that an SQL error had aborted the transaction although the function returned none: PostgreSQL
+	// rolled everything back. Return SQL errors, or handle them in a savepoint (tx.Begin).
+	ErrAborted = errors.New("idempotency: the transaction was aborted by an SQL error that the function did not return")
+	// ErrSchema means that the tables are missing or older than this code; see SchemaError.
+	ErrSchema = errors.New("idempotency: database schema does not fit")
+	// ErrReadOnly means that the server is a standby. Only a primary can say whether a key was used.
+	ErrReadOnly = errors.New("idempotency: server is in recovery (a standby), connect to the primary")
+)
+
+// InvalidError names the field and the rule it breaks. It unwraps to ErrInvalid.
+type InvalidError struct {
+	Field string // for example "key" or "Operation.Retention"
+	Rule  string // what the field must be, as a sentence's end: "must be at most 255 bytes"
+}
+
+func (e *InvalidError) Error() string { return "idempotency: " + e.Field + " " + e.Rule }
+
+// Unwrap returns ErrInvalid.
+func (e *InvalidError) Unwrap() error { return ErrInvalid }
+
+// InProgressError says when to try again. It unwraps to ErrInProgress.
+type InProgressError struct {
+	Key        Key
+	RetryAfter time.Duration // a hint, at least 1 s: the unit of HTTP's Retry-After
+}
+
+func (e *InProgressError) Error() string {
+	return fmt.Sprintf("%v: retry with the same key in %v", ErrInProgress, e.RetryAfter)
+}
+
+// Unwrap returns ErrInProgress.
+func (e *InProgressError) Unwrap() error { return ErrInProgress }
+
+// MismatchError unwraps to ErrMismatch.
+type MismatchError struct {
+	Key       Key
+	CreatedAt time.Time // when the first payload came
+}
+
+func (e *MismatchError) Error() string {
+	return fmt.Sprintf("%v (first used %s): use a new key for a new request", ErrMismatch, e.CreatedAt.UTC().Format(time.RFC3339))
+}
+
+// Unwrap returns ErrMismatch.
+func (e *MismatchError) Unwrap() error { return ErrMismatch }
+
+// FailedError is a recorded failure, fresh or replayed. It unwraps to ErrFailed and, for the first caller, to the
+// error the function returned.
+type FailedError struct {
+	Code    string // the code given to Final
+	Message string // the first error's text
+	Record  Record
+	Cause   error // nil on a replay: an error's text is stored, not its type
+}
+
+func (e *FailedError) Error() string { return fmt.Sprintf("%s: %s", e.Code, e.Message) }
+
+// Unwrap returns ErrFailed and the cause.
+func (e *FailedError) Unwrap() []error {
+	if e.Cause == nil {
+		return []error{ErrFailed}
+	}
+	return []error{ErrFailed, e.Cause}
+}
+
+// ResultDecodeError means that a stored result does not decode into the type asked for. The operation is done: it is
+// never run again, and the bytes are here.
+type ResultDecodeError struct {
+	ResultType string
+	Result     []byte
+	Err        error
+}
+
+func (e *ResultDecodeError) Error() string {
+	return fmt.Sprintf("idempotency: decode stored result (%s, %d bytes): %v", e.ResultType, len(e.Result), e.Err)
+}
+
+// Unwrap returns the decoder's error.
+func (e *ResultDecodeError) Unwrap() error { return e.Err }
+
+// SchemaError unwraps to ErrSchema and names what to run.
+type SchemaError struct {
+	Have, Want int // 0 = no schema at all
+}
+
+func (e *SchemaError) Error() string {
+	have := fmt.Sprintf("version %d", e.Have)
+	if e.Have == 0 {
+		have = "missing"
+	}
+	return fmt.Sprintf("%v: schema idempotency is %s, this program needs version %d or newer; "+
+		"call db.Migrate, or run: goose -dir db/migrations -table public.pgonce_goose_version postgres \"$PGONCE_DATABASE_URL\" up",
+		ErrSchema, have, e.Want)
+}
+
+// Unwrap returns ErrSchema.
+func (e *SchemaError) Unwrap() error { return ErrSchema }

@@ -1,0 +1,73 @@
+package idempotency
+
+import (
+	"context"
+	"time"
+)
+
+// OnEvent receives what happens, in the goroutine where it happens: it must be quick. Keys are part of events for traces
+// and logs (Key.LogValue hides the value); they must never become labels of metrics.
+type OnEvent func(ctx context.Context, e Event)
+
+// Event is one of the types below, and no other.
+type Event interface{ event() }
+
+// Executed: the function ran and its outcome was committed. Runs counts how often the function was entered.
+type Executed struct {
+	Key      Key
+	State    State // Success or Failed
+	Runs     int
+	Duration time.Duration
+}
+
+// Replayed: an outcome recorded before was given again. Shared: by a concurrent call of this process, without a question
+// to PostgreSQL.
+type Replayed struct {
+	Key      Key
+	State    State
+	Shared   bool
+	Duration time.Duration
+}
+
+// Refused: the caller got no outcome, for one of the sentinel errors (ErrInProgress, ErrMismatch, ErrResultExpired,
+// ErrWrongMode, ...).
+type Refused struct {
+	Key      Key
+	Err      error
+	Duration time.Duration
+}
+
+// RolledBack: the function or the database failed, everything was rolled back and nothing recorded.
+type RolledBack struct {
+	Key      Key
+	Err      error
+	Duration time.Duration
+}
+
+// Restarted: the transaction is run again from its start, after a serialization failure, a deadlock or a lost connection.
+type Restarted struct {
+	Key Key
+	Run int // the run that failed, from 1
+	Err error
+}
+
+// CommitUnknown: COMMIT was sent and its answer never came. CommitResolved or an ErrOutcomeUnknown follows.
+type CommitUnknown struct {
+	Key Key
+	Err error
+}
+
+// CommitResolved: it was found out what a lost COMMIT did.
+type CommitResolved struct {
+	Key       Key
+	Committed bool
+	Duration  time.Duration
+}
+
+func (Executed) event()       {}
+func (Replayed) event()       {}
+func (Refused) event()        {}
+func (RolledBack) event()     {}
+func (Restarted) event()      {}
+func (CommitUnknown) event()  {}
+func (CommitResolved) event() {}

@@ -1,0 +1,124 @@
+package idempotency
+
+import "time"
+
+// Strategy says which tiers answer an operation. PostgreSQL decides under all but Cache.
+type Strategy string
+
+// The strategies. The zero value means Hybrid where a front is configured, else Strict.
+const (
+	Strict   Strategy = "STRICT"   // PostgreSQL only
+	Hybrid   Strategy = "HYBRID"   // fronts, then PostgreSQL
+	Cache    Strategy = "CACHE"    // Redis only, for effects that may be lost
+	Eventual Strategy = "EVENTUAL" // message inbox, records kept for ever
+)
+
+// Defaults of an Operation. A zero field means its default, -1 turns it off (or means "for ever", for a retention).
+const (
+	DefaultWait        = 2 * time.Second
+	DefaultRetention   = 72 * time.Hour
+	DefaultLease       = 30 * time.Second
+	DefaultResultLimit = 1 << 20
+
+	// MinRetention keeps a record longer than any one call can last: longer than Wait, all tries, COMMIT's deadline and
+	// the time to find out what a lost COMMIT did. A shorter one could expire a record before its own caller reads it.
+	MinRetention = 10 * time.Minute
+
+	// Forever keeps records, or results, without an end.
+	Forever time.Duration = -1
+	// NoWait answers "in progress" at once.
+	NoWait time.Duration = -1
+)
+
+// Operation declares once what a key is for. Give the same declarations to every part that asks for them.
+type Operation struct {
+	// Name is stored with every record, for example "order.create": 1 to 128 bytes.
+	Name string
+	// Strategy. Default: Hybrid where a front is configured, else Strict.
+	Strategy Strategy
+	// Wait is how long a duplicate waits for the running first call before it is told "in progress"; NoWait: at once.
+	// Default: 2 s.
+	Wait time.Duration
+	// Retention is how long an outcome is kept and replayed, at least 10 minutes; Forever: no end.
+	// Default: 72 h.
+	Retention time.Duration
+	// ResultRetention drops the stored result earlier than its record; a late retry then gets ErrResultExpired.
+	// Default: as long as the record.
+	ResultRetention time.Duration
+	// ResultLimit is the largest encoded result in bytes; a larger one rolls back with ErrResultTooLarge; -1: no limit.
+	// Default: 1 MiB.
+	ResultLimit int
+	// Tombstone stores a result over the limit as "done, result gone" instead of rolling back.
+	// Default: false.
+	Tombstone bool
+	// Lease is the leased mode's time of ownership between renewals.
+	// Default: 30 s.
+	Lease time.Duration
+	// Takeover is what may happen to a leased record whose owner died.
+	// Default: Manual.
+	Takeover Takeover
+}
+
+// Key returns the key of one request. tenant is whose key it is (SingleTenant where there is only one), value is the
+// client's unique value.
+func (o Operation) Key(tenant, value string) (Key, error) { return NewKey(tenant, o.Name, value) }
+
+// WithDefaults returns o with every zero field set to its default.
+func (o Operation) WithDefaults() Operation {
+	if o.Wait == 0 {
+		o.Wait = DefaultWait
+	}
+	if o.Retention == 0 {
+		o.Retention = DefaultRetention
+	}
+	if o.ResultRetention == 0 {
+		o.ResultRetention = o.Retention
+	}
+	if o.ResultLimit == 0 {
+		o.ResultLimit = DefaultResultLimit
+	}
+	if o.Lease == 0 {
+		o.Lease = DefaultLease
+	}
+	if o.Takeover == "" {
+		o.Takeover = Manual
+	}
+	return o
+}
+
+// Validate checks an operation that has its defaults. The error names field and rule.
+func (o Operation) Validate() error {
+	if err := validateOperation(o.Name); err != nil {
+		return err
+	}
+	invalid := func(field, rule string) error {
+		return &InvalidError{Field: "Operation " + o.Name + ": " + field, Rule: rule}
+	}
+	switch o.Strategy {
+	case "", Strict, Hybrid, Cache, Eventual:
+	default:
+		return invalid("Strategy", "must be STRICT, HYBRID, CACHE or EVENTUAL")
+	}
+	switch o.Takeover {
+	case Rerun, Resume, Resolve, Manual:
+	default:
+		return invalid("Takeover", "must be RERUN, RESUME, RESOLVE or MANUAL")
+	}
+	switch {
+	case o.Wait < 0 && o.Wait != NoWait:
+		return invalid("Wait", "must be positive, or NoWait (-1) to answer at once")
+	case o.Retention != Forever && o.Retention < MinRetention:
+		return invalid("Retention", "must be at least 10m, or Forever (-1)")
+	case o.Retention != Forever && o.Wait > o.Retention/2:
+		return invalid("Wait", "must be at most half of Retention")
+	case o.ResultRetention != Forever && o.ResultRetention < MinRetention:
+		return invalid("ResultRetention", "must be at least 10m, or Forever (-1)")
+	case o.ResultRetention == Forever && o.Retention != Forever, o.Retention != Forever && o.ResultRetention > o.Retention:
+		return invalid("ResultRetention", "must not be longer than Retention")
+	case o.ResultLimit < -1:
+		return invalid("ResultLimit", "must be positive, or -1 for no limit")
+	case o.Lease < time.Second:
+		return invalid("Lease", "must be at least 1s")
+	}
+	return nil
+}

@@ -1,0 +1,91 @@
+package idempotency
+
+import "time"
+
+// State is what the record stores. TIMEOUT (PROCESSING past its lease) and EXPIRED (any other state past its retention)
+// are derived by PostgreSQL's clock and never stored; see Record.TimedOut and Record.Expired.
+type State string
+
+// The stored states.
+const (
+	Init       State = "INIT"       // an issued token nobody has used yet
+	Processing State = "PROCESSING" // leased mode only: the transactional mode writes its record once, at the end
+	Success    State = "SUCCESS"    // the business transaction committed, and this record with it
+	Failed     State = "FAILED"     // a recorded failure; final unless Record.Retryable
+)
+
+// Valid reports whether s is one of the stored states.
+func (s State) Valid() bool {
+	switch s {
+	case Init, Processing, Success, Failed:
+		return true
+	}
+	return false
+}
+
+// A Verdict is what the state machine says to a caller who presents a key.
+type Verdict string
+
+// The verdicts. Only Run allows the function to run.
+const (
+	VerdictRun        Verdict = "run"         // absent, expired or an unused token, and the key's lock is ours
+	VerdictOwn        Verdict = "own"         // one of this call's own attempts has committed
+	VerdictReplay     Verdict = "replay"      // a final record with our fingerprint
+	VerdictMismatch   Verdict = "mismatch"    // a visible record with another fingerprint
+	VerdictInProgress Verdict = "in progress" // somebody holds the key
+	VerdictGone       Verdict = "gone"        // final, but its result was dropped (tombstone)
+	VerdictWrongMode  Verdict = "wrong mode"  // the key lives in the leased mode
+)
+
+// Acquisition is what PostgreSQL said when a transaction asked for a key.
+type Acquisition struct {
+	Locked  bool      // this transaction holds the key's advisory lock
+	Found   bool      // a record exists, maybe an expired one
+	Record  Record    // valid if Found
+	Started time.Time // the transaction's start: completion refuses another transaction
+}
+
+// Verdict applies the state machine of the transactional mode. The order of its checks is part of it: an expired record
+// counts as absent before its fingerprint can mismatch, and a final record answers whether or not the lock is ours. own
+// are the attempt tokens of this call so far.
+func (a Acquisition) Verdict(fp Fingerprint, own ...AttemptToken) Verdict {
+	if v, ok := a.Record.verdict(a.Found, fp, own); ok {
+		return v
+	}
+	if !a.Locked {
+		return VerdictInProgress
+	}
+	if a.Found && !a.Record.Expired && a.Record.State != Init {
+		// Locked, and yet a live record that is not final: only the leased mode leaves those behind.
+		if !fp.Matches(a.Record.Fingerprint) {
+			return VerdictMismatch
+		}
+		return VerdictWrongMode
+	}
+	return VerdictRun
+}
+
+// verdict answers from the record alone, without the lock; ok is false where only the lock's holder may go on.
+func (r Record) verdict(found bool, fp Fingerprint, own []AttemptToken) (v Verdict, ok bool) {
+	if !found || (r.State != Success && r.State != Failed) {
+		return "", false
+	}
+	for _, token := range own {
+		if r.AttemptToken == token {
+			return VerdictOwn, true // also when it has expired meanwhile: it is this call's outcome
+		}
+	}
+	switch {
+	case r.Expired || r.Retryable:
+		return "", false
+	case !fp.Matches(r.Fingerprint):
+		return VerdictMismatch, true
+	case r.Result == nil && r.ResultType != "":
+		return VerdictGone, true
+	}
+	return VerdictReplay, true
+}
+
+// Verdict answers a plain read, made without the lock: a final record replays, mismatches or is gone; ok is false where
+// the key must be acquired to know more.
+func (r Record) Verdict(fp Fingerprint) (v Verdict, ok bool) { return r.verdict(true, fp, nil) }

@@ -1,0 +1,57 @@
+package idempotency
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// SQLSTATEs that the statements raise on purpose. Class ZP is free for applications.
+const (
+	codeTransactionEnded = "ZP001"
+	codeRecordExists     = "ZP002"
+)
+
+// translate turns what the server said into our words, once, here: by SQLSTATE and constraint, never by text. What has
+// no word of ours stays as it is, wrapped, for the function's own errors.
+func translate(err error) error {
+	var server *pgconn.PgError
+	if !errors.As(err, &server) {
+		return err
+	}
+	ours := server.SchemaName == "idempotency" && server.TableName == "records"
+	switch server.Code {
+	case codeTransactionEnded:
+		return ErrTransactionEnded
+	case codeRecordExists:
+		return ErrRecordExists
+	case "23505": // unique_violation: a duplicate only on our own key; a table of the service may well be named like ours
+		if ours && server.ConstraintName == "records_pkey" {
+			return ErrRecordExists
+		}
+	case "3F000", "42P01", "42703", "42883": // invalid_schema_name, undefined_table, _column, _function
+		return fmt.Errorf("%w (%w)", &SchemaError{Want: SchemaVersion}, err)
+	case "25006": // read_only_sql_transaction
+		return fmt.Errorf("%w (%w)", ErrReadOnly, err)
+	}
+	if restartable(server.Code) {
+		return fmt.Errorf("%w: %w", ErrRestart, err)
+	}
+	return err
+}
+
+// Restartable reports whether a failed transaction is worth another run from its start: a serialization failure
+// (40001), a deadlock (40P01), or a prepared statement that the session has lost (26000). The error may come from a
+// function's own statements.
+func Restartable(err error) bool {
+	if errors.Is(err, ErrRestart) {
+		return true
+	}
+	var server *pgconn.PgError
+	return errors.As(err, &server) && restartable(server.Code)
+}
+
+func restartable(sqlstate string) bool {
+	return sqlstate == "40001" || sqlstate == "40P01" || sqlstate == "26000"
+}

@@ -1,0 +1,149 @@
+package idempotency
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// The request path sends several statements in one flush, with a Sync of its own where a later statement must run
+// although an earlier one failed. pgx's batches have one Sync, at the end, so these go through pgconn's pipeline, with
+// every parameter and result in PostgreSQL's binary format.
+
+// statement is one of ours: prepared once per connection, or sent unnamed where the pool's query mode asks for it.
+type statement struct {
+	name, sql string
+	oids      []uint32
+}
+
+// sender sends statements of one connection. After the first error the others do nothing.
+type sender struct {
+	conn     *pgx.Conn
+	pipeline *pgconn.Pipeline
+	named    bool
+}
+
+var binaryFormat = []int16{pgtype.BinaryFormatCode} // one code stands for all columns
+
+// prepare makes sure that the statements exist on the connection. Only its first transaction pays for it.
+func prepare(ctx context.Context, conn *pgx.Conn, statements ...*statement) error {
+	for _, st := range statements {
+		if _, err := conn.Prepare(ctx, st.name, st.sql); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *sender) send(ctx context.Context, st *statement, values ...[]byte) error {
+	if !s.named {
+		s.pipeline.SendQueryParams(st.sql, values, st.oids, binaryFormat, binaryFormat)
+		return nil
+	}
+	sd, err := s.conn.Prepare(ctx, st.name, st.sql) // a look into a map: prepare came before
+	if err != nil {
+		return err
+	}
+	s.pipeline.SendQueryStatement(sd, values, binaryFormat, binaryFormat)
+	return nil
+}
+
+// next returns the rows (at most one, copied) and the command tag of the next statement, or its error.
+func (s *sender) next() (row [][]byte, tag pgconn.CommandTag, err error) {
+	results, err := s.pipeline.GetResults()
+	if err != nil {
+		return nil, tag, err
+	}
+	reader, ok := results.(*pgconn.ResultReader)
+	if !ok {
+		return nil, tag, fmt.Errorf("idempotency: expected a result, got %T", results)
+	}
+	if reader.NextRow() {
+		row = cloneRow(reader.Values())
+	}
+	tag, err = reader.Close()
+	return row, tag, err
+}
+
+// sync reads the answer to a Sync. A statement's error repeats here for every statement that was skipped behind it.
+func (s *sender) sync() error {
+	for {
+		results, err := s.pipeline.GetResults()
+		var server *pgconn.PgError
+		switch {
+		case errors.As(err, &server):
+		case err != nil:
+			return err
+		case results == nil:
+			return errors.New("idempotency: pipeline ended before its sync")
+		default:
+			if _, ok := results.(*pgconn.PipelineSync); ok {
+				return nil
+			}
+		}
+	}
+}
+
+// cloneRow copies a row with one allocation: pgx reuses its read buffer.
+func cloneRow(values [][]byte) [][]byte {
+	size := 0
+	for _, v := range values {
+		size += len(v)
+	}
+	row, buffer := make([][]byte, len(values)), make([]byte, 0, size)
+	for i, v := range values {
+		if v != nil {
+			begin := len(buffer)
+			buffer = append(buffer, v...)
+			row[i] = buffer[begin:len(buffer):len(buffer)]
+		}
+	}
+	return row
+}
+
+func encodeInt8(n int64) []byte { return binary.BigEndian.AppendUint64(make([]byte, 0, 8), uint64(n)) }
+
+// A nil pointer is NULL.
+func encodeOptionalInt8(n *int64) []byte {
+	if n == nil {
+		return nil
+	}
+	return encodeInt8(*n)
+}
+
+func encodeOptionalText(s *string) []byte {
+	if s == nil {
+		return nil
+	}
+	return []byte(*s)
+}
+
+func encodeBool(b bool) []byte {
+	if b {
+		return []byte{1}
+	}
+	return []byte{0}
+}
+
+func decodeBool(b []byte) bool { return b[0] == 1 }
+
+func decodeInt4(b []byte) int { return int(int32(binary.BigEndian.Uint32(b))) }
+
+func decodeInt8(b []byte) int64 { return int64(binary.BigEndian.Uint64(b)) }
+
+const postgresEpoch = 946684800 // 2000-01-01 in Unix seconds; PostgreSQL counts microseconds from there
+
+func encodeTime(t time.Time) []byte { return encodeInt8(t.UnixMicro() - postgresEpoch*1e6) }
+
+func decodeTime(b []byte) time.Time {
+	if b == nil {
+		return time.Time{}
+	}
+	return time.UnixMicro(decodeInt8(b) + postgresEpoch*1e6).UTC()
+}
