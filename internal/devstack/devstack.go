@@ -1,0 +1,148 @@
+// Package devstack finds or starts the PostgreSQL (and Redis) the demo, the benchmark and the tests run on.
+//
+// In this order: the servers named by PGONCE_DATABASE_URL and PGONCE_REDIS_URL; server programs of this machine, run
+// as throw-away servers in a temporary folder; as root on a Debian-like system the same after installing the package.
+// Whatever it started stops with Stop, and on Linux also when this process dies in any other way.
+//
+// It runs on Linux and macOS. It is no part of the library: programs that use pgonce never import it.
+package devstack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+)
+
+// Config says what to start. A nil *Config means all defaults.
+type Config struct {
+	// Redis asks for a Redis server too.
+	// Default: false.
+	Redis bool
+
+	// Settings are extra settings of a throw-away PostgreSQL, for example fsync=off. They replace our own defaults
+	// (max_connections=200, timezone=UTC); a server named by PGONCE_DATABASE_URL is not changed.
+	// Default: none.
+	Settings map[string]string
+
+	// Out is told, one line each, what takes time or changes the machine: which server serves, what is installed.
+	// Default: nothing is told.
+	Out io.Writer
+
+	// NoInstall forbids installing packages. The environment variable PGONCE_NO_INSTALL (any value) does the same.
+	// Default: false; root on a Debian-like system without PostgreSQL gets the distribution's package.
+	NoInstall bool
+}
+
+func (c *Config) withDefaults() Config {
+	var cfg Config
+	if c != nil {
+		cfg = *c
+	}
+	if cfg.Out == nil {
+		cfg.Out = io.Discard
+	}
+	return cfg
+}
+
+// The providers, as Stack.Provider names them.
+const (
+	providerEnv   = "env"   // PGONCE_DATABASE_URL
+	providerLocal = "local" // server programs that were here
+	providerApt   = "apt"   // server programs we installed
+)
+
+// Stack is a running PostgreSQL, and Redis if asked for. Its methods may be called concurrently.
+type Stack struct {
+	out      io.Writer
+	provider string
+	adminURL string // where CREATE DATABASE is sent to
+	redisURL string
+	env      bool // somebody else's server: our marks and our guard are all that protects it
+	scratch  string
+	servers  []*process
+
+	mu      sync.Mutex
+	created map[string]bool // databases this stack may hand out, copy and drop: the ones it created
+	stopped bool
+}
+
+// Start finds or starts the servers, after clearing away what killed runs left behind. The servers outlive ctx: only
+// the start is bounded by it.
+func Start(ctx context.Context, cfg *Config) (*Stack, error) {
+	return start(ctx, cfg, thisMachine())
+}
+
+func start(ctx context.Context, c *Config, m machine) (_ *Stack, err error) {
+	cfg := c.withDefaults()
+	if err := validateSettings(cfg.Settings); err != nil {
+		return nil, err
+	}
+	if m.getenv("PGONCE_NO_INSTALL") != "" {
+		cfg.NoInstall = true
+	}
+	sweepFolders(cfg.Out, m.tempDirs())
+
+	s := &Stack{out: cfg.Out, created: map[string]bool{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Stop())
+		}
+	}()
+	if err := s.startPostgres(ctx, cfg, m); err != nil {
+		return nil, err
+	}
+	if cfg.Redis {
+		if err := s.startRedis(ctx, cfg, m); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// Provider names where PostgreSQL comes from: "env", "local" or "apt".
+func (s *Stack) Provider() string { return s.provider }
+
+// RedisURL is the Redis server's URL, empty if Config.Redis was not set. A server named by PGONCE_REDIS_URL may hold
+// other people's keys: use a key prefix, never FLUSHALL.
+func (s *Stack) RedisURL() string { return s.redisURL }
+
+// Stop drops the databases this stack created and stops what it started. Later calls do nothing.
+func (s *Stack) Stop() error {
+	s.mu.Lock()
+	if s.stopped {
+		s.mu.Unlock()
+		return nil
+	}
+	s.stopped = true
+	s.mu.Unlock()
+
+	var errs []error
+	if s.env {
+		errs = append(errs, s.dropAll())
+	}
+	for _, p := range s.servers {
+		errs = append(errs, p.stop())
+	}
+	if s.scratch != "" {
+		if err := os.RemoveAll(s.scratch); err != nil {
+			errs = append(errs, fmt.Errorf("devstack: remove folder: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// folder is the stack's temporary folder, made on first use.
+func (s *Stack) folder(m machine) (string, error) {
+	if s.scratch != "" {
+		return s.scratch, nil
+	}
+	dir, err := newFolder(m)
+	if err != nil {
+		return "", err
+	}
+	s.scratch = dir
+	return dir, nil
+}

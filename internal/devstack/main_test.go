@@ -1,0 +1,81 @@
+package devstack
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+// childVariable makes the test binary a program that starts a stack and waits to be killed.
+const childVariable = "PGONCE_DEVSTACK_CHILD"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childVariable) != "" {
+		child()
+	}
+	code := m.Run()
+	if sharedStack != nil {
+		if err := sharedStack.Stop(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	if err := goleak.Find(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// child prints where its stack is and ends when its input does, without stopping it.
+func child() {
+	s, err := Start(context.Background(), &Config{Settings: fast})
+	if err == nil {
+		var db *Database
+		if db, err = s.CreateDatabase(context.Background()); err == nil {
+			fmt.Printf("%s %s\n", folderName(s), db.Name)
+			_, _ = bufio.NewReader(os.Stdin).ReadByte()
+			os.Exit(0)
+		}
+	}
+	fmt.Println("failed:", err)
+	os.Exit(1)
+}
+
+func folderName(s *Stack) string {
+	if s.scratch == "" {
+		return "-"
+	}
+	return s.scratch
+}
+
+var fast = map[string]string{"fsync": "off"}
+
+var (
+	sharedOnce  sync.Once
+	sharedStack *Stack
+	errShared   error
+)
+
+// shared is one local stack for the tests that do not stop or break it.
+func shared(t *testing.T) *Stack {
+	t.Helper()
+	sharedOnce.Do(func() {
+		sharedStack, errShared = start(context.Background(), &Config{Settings: fast}, local())
+	})
+	require.NoError(t, errShared)
+	return sharedStack
+}
+
+// local is this machine without the variables that name servers.
+func local() machine {
+	m := thisMachine()
+	m.getenv = func(string) string { return "" }
+	return m
+}

@@ -1,0 +1,161 @@
+package devstack
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+var settingName = regexp.MustCompile(`^[a-z_][a-z0-9_.]*$`)
+
+// ownSettings are decided by us: a caller that changed them would take the server out of its folder.
+var ownSettings = []string{
+	"port", "listen_addresses", "unix_socket_directories", "data_directory", "hba_file", "config_file",
+	"log_destination", "logging_collector",
+}
+
+func validateSettings(settings map[string]string) error {
+	for name := range settings {
+		if !settingName.MatchString(name) || slices.Contains(ownSettings, name) {
+			return fmt.Errorf("devstack: Config.Settings: %q is not a setting a caller can give", name)
+		}
+	}
+	return nil
+}
+
+// startPostgres fills in the stack's PostgreSQL half.
+func (s *Stack) startPostgres(ctx context.Context, cfg Config, m machine) error {
+	if given := m.getenv(envDatabase); given != "" {
+		return s.useEnv(ctx, given)
+	}
+	program, provider, err := m.locate(ctx, cfg, wantPostgres)
+	if err != nil {
+		return err
+	}
+	s.provider = provider
+	as, err := m.serverUser("postgres", "nobody")
+	if err != nil {
+		return err
+	}
+	folder, err := s.folder(m)
+	if err != nil {
+		return err
+	}
+	dir, err := serverFolder(folder, "pg", as)
+	if err != nil {
+		return err
+	}
+	password := rand.Text()
+	if err := initCluster(ctx, program, dir, password, as); err != nil {
+		return err
+	}
+	server, err := onFreePort(func(port int) (*process, error) {
+		cmd := postgresCommand(ctx, program, dir, port, cfg.Settings)
+		cmd.SysProcAttr = attributes(as, syscall.SIGQUIT)
+		p, err := startProcess(cmd, filepath.Join(dir, "log"), syscall.SIGINT)
+		if err != nil {
+			return nil, err
+		}
+		s.adminURL = (&url.URL{
+			Scheme: "postgres", User: url.UserPassword("postgres", password),
+			Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), Path: "/postgres", RawQuery: "sslmode=disable",
+		}).String()
+		// Logging in with our password also proves that it is our server which answers on this port.
+		err = p.awaitReady(ctx, func(ctx context.Context) error {
+			_, err := s.admin(ctx, "SELECT 1")
+			return err
+		})
+		return p, err
+	})
+	if err != nil {
+		return err
+	}
+	s.servers = append(s.servers, server)
+	_, _ = fmt.Fprintf(s.out, "devstack: PostgreSQL: %s (%s), in %s\n", program, provider, dir)
+	return nil
+}
+
+// initCluster makes the data folder. Every connection needs the random password, also on the socket: other users live
+// on this machine, and a superuser of the server can run programs as the server's user.
+func initCluster(ctx context.Context, program, dir, password string, as *syscall.Credential) error {
+	passwordFile := filepath.Join(dir, "password")
+	if err := serverFile(passwordFile, password, as); err != nil {
+		return err
+	}
+	// initdb lies beside the server itself, not always beside a link to it.
+	real, err := filepath.EvalSymlinks(program)
+	if err != nil {
+		return fmt.Errorf("devstack: find initdb: %w", err)
+	}
+	runtime.LockOSThread() // for the parent-death signal, as in startProcess
+	defer runtime.UnlockOSThread()
+	cmd := exec.CommandContext(ctx, filepath.Join(filepath.Dir(real), "initdb"),
+		"--pgdata", filepath.Join(dir, "data"), "--username=postgres", "--auth=scram-sha-256",
+		"--pwfile", passwordFile, "--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions")
+	cmd.Dir, cmd.Env = dir, serverEnv()
+	cmd.SysProcAttr = attributes(as, syscall.SIGKILL)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("devstack: initdb: %w; it said:\n%s", err, out)
+	}
+	return nil
+}
+
+func postgresCommand(ctx context.Context, program, dir string, port int, settings map[string]string) *exec.Cmd {
+	all := map[string]string{
+		"max_connections": "200",
+		"timezone":        "UTC",
+		"log_timezone":    "UTC",
+	}
+	maps.Copy(all, settings)
+	all["listen_addresses"] = "127.0.0.1"
+	all["port"] = strconv.Itoa(port)
+	all["unix_socket_directories"] = `"` + dir + `"`
+	all["log_destination"] = "stderr"
+	args := []string{"-D", filepath.Join(dir, "data")}
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		args = append(args, "-c", name+"="+all[name])
+	}
+	// The server outlives the context of its start.
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...)
+	cmd.Dir, cmd.Env = dir, serverEnv()
+	return cmd
+}
+
+// admin runs statements of ours outside any database we hand out, and returns the last one's rows as text.
+func (s *Stack) admin(ctx context.Context, sql string) ([][]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	conn, err := pgconn.Connect(ctx, s.adminURL)
+	if err != nil {
+		return nil, fmt.Errorf("devstack: connect: %w", err)
+	}
+	defer func() { _ = conn.Close(ctx) }() // the statements are done
+	results, err := conn.Exec(ctx, sql).ReadAll()
+	if err != nil {
+		verb, _, _ := strings.Cut(sql, " ")
+		return nil, fmt.Errorf("devstack: %s: %w", strings.ToLower(verb), err)
+	}
+	var rows [][]string
+	for _, row := range results[len(results)-1].Rows {
+		var texts []string
+		for _, value := range row {
+			texts = append(texts, string(value))
+		}
+		rows = append(rows, texts)
+	}
+	return rows, nil
+}

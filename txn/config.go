@@ -1,0 +1,130 @@
+package txn
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgonce/pgonce/idempotency"
+)
+
+// Defaults of a Config.
+const (
+	DefaultMaxRetries    = 5
+	DefaultMaxWaiters    = 1000
+	DefaultCommitTimeout = 30 * time.Second
+)
+
+// Config configures a Runner. A zero field means its default, -1 turns it off.
+type Config struct {
+	// Operations are all operations this runner serves, each declared once. Required.
+	Operations []idempotency.Operation
+	// Codec stores results. A []byte is always stored as it is.
+	// Default: JSON.
+	Codec Codec
+	// Isolation of the transactions. Above READ COMMITTED a race between duplicates may end in a serialization failure
+	// and a second run of the function.
+	// Default: pgx.ReadCommitted.
+	Isolation pgx.TxIsoLevel
+	// MaxRetries is how often the function is run again after a serialization failure, a deadlock or a lost connection.
+	// Default: 5.
+	MaxRetries int
+	// MaxWaiters bounds the calls of this runner that wait for another attempt of their key; more are told "in progress"
+	// at once.
+	// Default: 1,000.
+	MaxWaiters int
+	// CommitTimeout bounds the wait for COMMIT's answer, and then the time to find out what a lost COMMIT did.
+	// Default: 30 s.
+	CommitTimeout time.Duration
+	// OnEvent receives what happens, for traces and metrics.
+	// Default: none.
+	OnEvent idempotency.OnEvent
+	// Logger gets what an operator must see and no caller does; it is quiet when all is well.
+	// Default: slog.Default().
+	Logger *slog.Logger
+	// TraceID names the trace a call belongs to; it is stored with the record.
+	// Default: none.
+	TraceID func(context.Context) string
+}
+
+func (c *Config) withDefaults() Config {
+	var d Config
+	if c != nil {
+		d = *c
+	}
+	if d.Codec == nil {
+		d.Codec = JSON{}
+	}
+	if d.Isolation == "" {
+		d.Isolation = pgx.ReadCommitted
+	}
+	if d.MaxRetries == 0 {
+		d.MaxRetries = DefaultMaxRetries
+	}
+	if d.MaxWaiters == 0 {
+		d.MaxWaiters = DefaultMaxWaiters
+	}
+	if d.CommitTimeout == 0 {
+		d.CommitTimeout = DefaultCommitTimeout
+	}
+	if d.OnEvent == nil {
+		d.OnEvent = func(context.Context, idempotency.Event) {}
+	}
+	if d.Logger == nil {
+		d.Logger = slog.Default()
+	}
+	if d.TraceID == nil {
+		d.TraceID = func(context.Context) string { return "" }
+	}
+	return d
+}
+
+func (c *Config) validate() error {
+	invalid := func(field, rule string) error {
+		return &idempotency.InvalidError{Field: "Config." + field, Rule: rule}
+	}
+	switch c.Isolation {
+	case pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable:
+	default:
+		return invalid("Isolation", fmt.Sprintf("must be read committed, repeatable read or serializable, is %q", c.Isolation))
+	}
+	switch {
+	case len(c.Operations) == 0:
+		return invalid("Operations", "must declare at least one operation")
+	case c.MaxRetries < -1 || c.MaxRetries > 100:
+		return invalid("MaxRetries", "must be from 1 to 100, or -1 for none")
+	case c.MaxWaiters < -1:
+		return invalid("MaxWaiters", "must be positive, or -1 for none")
+	case c.CommitTimeout < time.Second || c.CommitTimeout > idempotency.MinRetention/4:
+		// A record must outlive the search for it.
+		return invalid("CommitTimeout", "must be from 1s to 2m30s")
+	case c.Codec.Name() == "" || c.Codec.Name() == rawType:
+		return invalid("Codec", "must have a name of its own, such as \"msgpack/1\"")
+	}
+	return nil
+}
+
+// operations validates the declarations and indexes them by name.
+func (c *Config) operations() (map[string]*operation, error) {
+	ops := make(map[string]*operation, len(c.Operations))
+	for _, declared := range c.Operations {
+		op := declared.WithDefaults()
+		if err := op.Validate(); err != nil {
+			return nil, err
+		}
+		if ops[op.Name] != nil {
+			return nil, &idempotency.InvalidError{Field: "Config.Operations", Rule: fmt.Sprintf("must be declared once each, %q is there twice", op.Name)}
+		}
+		if op.Strategy == idempotency.Cache || op.Strategy == idempotency.Hybrid {
+			return nil, &idempotency.InvalidError{
+				Field: "Operation " + op.Name + ": Strategy",
+				Rule:  "must be STRICT (or left out) in a runner without fronts, is " + string(op.Strategy),
+			}
+		}
+		ops[op.Name] = &operation{Operation: op}
+	}
+	return ops, nil
+}

@@ -1,0 +1,51 @@
+package txn
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Final marks an error as a business outcome: everything the function wrote is rolled back, and the failure is recorded
+// and replayed to every retry of the key as an *idempotency.FailedError. The value returned beside it is kept as its
+// body. Use it for what will not change when the client tries again (out of stock, card refused), and never for what may
+// (timeouts, rate limits, missing permission). code is for programs: 1 to 128 bytes, for example "out_of_stock".
+//
+// Final returns nil for a nil error.
+func Final(code string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &finalError{code: code, err: err}
+}
+
+type finalError struct {
+	code string
+	err  error
+}
+
+func (e *finalError) Error() string { return fmt.Sprintf("%s: %v", e.code, e.err) }
+func (e *finalError) Unwrap() error { return e.err }
+
+// codeTransactionEnded is recorded when a function ended its transaction by itself.
+const codeTransactionEnded = "transaction_ended"
+
+// failure is a final failure that waits to be recorded, in a transaction of its own.
+type failure struct {
+	code, message    string
+	cause            error
+	result           payload
+	transactionEnded bool
+}
+
+// finalFailure makes one of the function's Final, or nil.
+func finalFailure(err error, result payload) *failure {
+	var final *finalError
+	if !errors.As(err, &final) {
+		return nil
+	}
+	code := final.code
+	if code == "" {
+		code = "failed"
+	}
+	return &failure{code: code, message: final.err.Error(), cause: err, result: result}
+}

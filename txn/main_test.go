@@ -1,0 +1,88 @@
+package txn_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/internal/pgtest"
+	"github.com/pgonce/pgonce/txn"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+var create = idempotency.Operation{Name: "order.create"}
+
+// shop is a database with an orders table and a runner on it.
+type shop struct {
+	pool   *pgxpool.Pool
+	runner *txn.Runner
+}
+
+// newShop makes one; config may change the runner's configuration.
+func newShop(t testing.TB, config ...func(*txn.Config)) *shop {
+	t.Helper()
+	return newShopWith(t, func(*pgxpool.Config) {}, config...)
+}
+
+func newShopWith(t testing.TB, configurePool func(*pgxpool.Config), config ...func(*txn.Config)) *shop {
+	t.Helper()
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) {
+		configurePool(c)
+		txn.ConfigurePool(c)
+	})
+	// No unique key but its own: only the library stands between a duplicate and a second row.
+	_, err := pool.Exec(t.Context(), `CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, key text NOT NULL, note text)`)
+	require.NoError(t, err)
+	cfg := &txn.Config{Operations: []idempotency.Operation{create}}
+	for _, f := range config {
+		f(cfg)
+	}
+	runner, err := txn.New(pool, cfg)
+	require.NoError(t, err)
+	return &shop{pool: pool, runner: runner}
+}
+
+// request is a request of key whose payload is body.
+func request(t testing.TB, key, body string) idempotency.Request {
+	t.Helper()
+	k, err := create.Key(idempotency.SingleTenant, key)
+	require.NoError(t, err)
+	return idempotency.Request{Key: k, Fingerprint: idempotency.FingerprintBytes([]byte(body))}
+}
+
+type order struct {
+	ID  int64  `json:"id"`
+	Key string `json:"key"`
+}
+
+func insertOrder(ctx context.Context, tx pgx.Tx, key string) (o order, err error) {
+	o.Key = key
+	err = tx.QueryRow(ctx, `INSERT INTO orders (key) VALUES ($1) RETURNING id`, key).Scan(&o.ID)
+	return o, err
+}
+
+// place places an order by key.
+func (s *shop) place(ctx context.Context, req idempotency.Request) (txn.Result[order], error) {
+	return txn.WithIdempotency(ctx, s.runner, req, func(ctx context.Context, tx pgx.Tx) (order, error) {
+		return insertOrder(ctx, tx, req.Key.Value())
+	})
+}
+
+func (s *shop) orders(t testing.TB, key string) (n int) {
+	t.Helper()
+	require.NoError(t, s.pool.QueryRow(context.WithoutCancel(t.Context()), `SELECT count(*) FROM orders WHERE key = $1`, key).Scan(&n))
+	return n
+}
+
+// record reads the record as it is stored.
+func (s *shop) record(t testing.TB, req idempotency.Request) (idempotency.Record, bool) {
+	t.Helper()
+	r, found, err := idempotency.NewStore(pgx.QueryExecModeCacheStatement).Lookup(t.Context(), s.pool, req.Key)
+	require.NoError(t, err)
+	return r, found
+}

@@ -1,0 +1,107 @@
+package txn
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgonce/pgonce/idempotency"
+)
+
+// Runner runs functions once per key. It is safe for concurrent use; make one per pool and process.
+type Runner struct {
+	pool       *pgxpool.Pool
+	store      *idempotency.Store
+	config     Config
+	operations map[string]*operation
+	flights    flights
+	waiters    atomic.Int64
+	checked    atomic.Bool
+}
+
+// operation is a declared operation and what the runner has learned of it.
+type operation struct {
+	idempotency.Operation
+	duplicates rate
+}
+
+// New returns a runner on a pool whose configuration went through ConfigurePool. It does not connect; the first call
+// checks the schema. The error is an *idempotency.InvalidError that names field and rule.
+func New(pool *pgxpool.Pool, cfg *Config) (*Runner, error) {
+	if pool == nil {
+		return nil, &idempotency.InvalidError{Field: "pool", Rule: "must not be nil"}
+	}
+	config := cfg.withDefaults()
+	if err := config.validate(); err != nil {
+		return nil, err
+	}
+	operations, err := config.operations()
+	if err != nil {
+		return nil, err
+	}
+	poolConfig := pool.Config()
+	if !configured(poolConfig) {
+		return nil, errPoolNotConfigured
+	}
+	return &Runner{
+		pool:       pool,
+		store:      idempotency.NewStore(poolConfig.ConnConfig.DefaultQueryExecMode),
+		config:     config,
+		operations: operations,
+		flights:    flights{running: map[idempotency.Key]*flight{}},
+	}, nil
+}
+
+// check refuses what needs no database to be refused, and once per runner a database we cannot work on.
+func (r *Runner) check(ctx context.Context, q idempotency.Querier, req idempotency.Request) (*operation, error) {
+	if err := nested(ctx, r); err != nil {
+		return nil, err
+	}
+	if err := req.Validate(); err != nil {
+		return nil, err
+	}
+	op := r.operations[req.Key.Operation()]
+	if op == nil {
+		return nil, &idempotency.InvalidError{
+			Field: "operation",
+			Rule:  fmt.Sprintf("must be declared in Config.Operations, %q is not", req.Key.Operation()),
+		}
+	}
+	if !r.checked.Load() {
+		if err := r.store.Check(ctx, q); err != nil {
+			return nil, err
+		}
+		r.checked.Store(true)
+	}
+	return op, nil
+}
+
+// rate is an exponentially weighted share of calls, the last 32 or so.
+type rate struct{ scaled atomic.Int64 }
+
+const rateOne = 1 << 20
+
+// add may lose a concurrent call's update: it is an estimate.
+func (r *rate) add(hit bool) {
+	old, target := r.scaled.Load(), int64(0)
+	if hit {
+		target = rateOne
+	}
+	r.scaled.Store(old + (target-old)/32)
+}
+
+func (r *rate) high() bool { return r.scaled.Load() > rateOne/2 }
+
+// begin gives the connection's guard and starts the transaction that asks for the key.
+func (r *Runner) begin(ctx context.Context, conn *pgx.Conn, key idempotency.Key) (*guard, idempotency.Acquisition, error) {
+	g, err := guardOf(conn)
+	if err != nil {
+		return nil, idempotency.Acquisition{}, err
+	}
+	g.lastError.Store(nil)
+	a, err := r.store.Begin(ctx, conn, key, r.config.Isolation)
+	return g, a, err
+}

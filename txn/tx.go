@@ -1,0 +1,191 @@
+package txn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgonce/pgonce/idempotency"
+)
+
+// ErrRunnerOwnsTransaction is what Commit and Rollback of the transaction handed to a function return. The runner commits
+// when the function returns nil, and rolls back when it returns an error.
+var ErrRunnerOwnsTransaction = errors.New("txn: the runner commits or rolls back, return nil or an error instead")
+
+// handedTx is the transaction a function gets: pgx.Tx in everything but its end. The same type is a savepoint, when
+// savepoint is not empty; that one is ended by whoever began it.
+type handedTx struct {
+	conn      *pgx.Conn
+	ended     *atomic.Bool // of the whole transaction: a function's goroutine may outlive it
+	count     *atomic.Int64
+	savepoint string
+	closed    atomic.Bool // of this savepoint
+}
+
+var _ pgx.Tx = (*handedTx)(nil)
+
+func newHandedTx(conn *pgx.Conn) *handedTx {
+	return &handedTx{conn: conn, ended: new(atomic.Bool), count: new(atomic.Int64)}
+}
+
+// end takes the transaction away from the function.
+func (t *handedTx) end() { t.ended.Store(true) }
+
+func (t *handedTx) usable() error {
+	if t.ended.Load() || t.closed.Load() {
+		return pgx.ErrTxClosed
+	}
+	return nil
+}
+
+// Begin makes a savepoint. Its Commit and Rollback work, so that pgx.BeginFunc does.
+func (t *handedTx) Begin(ctx context.Context) (pgx.Tx, error) {
+	if err := t.usable(); err != nil {
+		return nil, err
+	}
+	name := fmt.Sprintf("pgonce_%d", t.count.Add(1))
+	if _, err := t.conn.Exec(ctx, "SAVEPOINT "+name); err != nil {
+		return nil, err
+	}
+	return &handedTx{conn: t.conn, ended: t.ended, count: t.count, savepoint: name}, nil
+}
+
+// Commit releases a savepoint; on the transaction itself it returns ErrRunnerOwnsTransaction.
+func (t *handedTx) Commit(ctx context.Context) error {
+	return t.finish(ctx, "RELEASE SAVEPOINT "+t.savepoint)
+}
+
+// Rollback undoes a savepoint; on the transaction itself it returns ErrRunnerOwnsTransaction.
+func (t *handedTx) Rollback(ctx context.Context) error {
+	return t.finish(ctx, "ROLLBACK TO SAVEPOINT "+t.savepoint)
+}
+
+func (t *handedTx) finish(ctx context.Context, sql string) error {
+	if err := t.usable(); err != nil {
+		return err
+	}
+	if t.savepoint == "" {
+		return ErrRunnerOwnsTransaction
+	}
+	t.closed.Store(true)
+	_, err := t.conn.Exec(ctx, sql)
+	return err
+}
+
+// CopyFrom is pgx.Tx's.
+func (t *handedTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
+	if err := t.usable(); err != nil {
+		return 0, err
+	}
+	return t.conn.CopyFrom(ctx, table, columns, rows)
+}
+
+// SendBatch is pgx.Tx's.
+func (t *handedTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if err := t.usable(); err != nil {
+		return closedResults{err}
+	}
+	return t.conn.SendBatch(ctx, b)
+}
+
+// LargeObjects is pgx.Tx's. It costs one round trip here: pgx makes them only in transactions it began itself, so this
+// has it begin one with an empty statement on the connection that is in our transaction already.
+func (t *handedTx) LargeObjects() pgx.LargeObjects {
+	if err := t.usable(); err != nil {
+		panic(fmt.Errorf("txn: large objects: %w", err)) // the method has no error to return
+	}
+	tx, err := t.conn.BeginTx(context.Background(), pgx.TxOptions{BeginQuery: "-- large objects"})
+	if err != nil {
+		panic(fmt.Errorf("txn: large objects: %w", err))
+	}
+	return tx.LargeObjects()
+}
+
+// Prepare is pgx.Tx's.
+func (t *handedTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if err := t.usable(); err != nil {
+		return nil, err
+	}
+	return t.conn.Prepare(ctx, name, sql)
+}
+
+// Exec is pgx.Tx's.
+func (t *handedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if err := t.usable(); err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	return t.conn.Exec(ctx, sql, args...)
+}
+
+// Query is pgx.Tx's.
+func (t *handedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if err := t.usable(); err != nil {
+		return closedRows{err: err}, err
+	}
+	return t.conn.Query(ctx, sql, args...)
+}
+
+// QueryRow is pgx.Tx's.
+func (t *handedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if err := t.usable(); err != nil {
+		return closedRows{err: err}
+	}
+	return t.conn.QueryRow(ctx, sql, args...)
+}
+
+// Conn is pgx.Tx's. A statement that ends the transaction there is misuse: see idempotency.ErrTransactionEnded.
+func (t *handedTx) Conn() *pgx.Conn {
+	if t.usable() != nil {
+		return nil
+	}
+	return t.conn
+}
+
+// closedRows and closedResults answer for a transaction that is over.
+type closedRows struct {
+	pgx.Rows
+	err error
+}
+
+func (r closedRows) Close()            {}
+func (r closedRows) Err() error        { return r.err }
+func (r closedRows) Next() bool        { return false }
+func (r closedRows) Scan(...any) error { return r.err }
+
+type closedResults struct{ err error }
+
+func (r closedResults) Exec() (pgconn.CommandTag, error) { return pgconn.CommandTag{}, r.err }
+func (r closedResults) Query() (pgx.Rows, error)         { return closedRows{err: r.err}, r.err }
+func (r closedResults) QueryRow() pgx.Row                { return closedRows{err: r.err} }
+func (r closedResults) Close() error                     { return r.err }
+func (r closedResults) Tx() pgx.Tx                       { return nil }
+
+type running struct {
+	runner *Runner
+	tx     pgx.Tx
+}
+
+type runningKey struct{}
+
+// FromContext returns the transaction that runs around ctx: the one handed to the function whose context it is.
+func FromContext(ctx context.Context) (pgx.Tx, bool) {
+	r, ok := ctx.Value(runningKey{}).(running)
+	return r.tx, ok
+}
+
+func withRunning(ctx context.Context, r *Runner, tx pgx.Tx) context.Context {
+	return context.WithValue(ctx, runningKey{}, running{runner: r, tx: tx})
+}
+
+// nested reports a call from inside a function of the same runner: its key's transaction would wait for, or deadlock
+// with, the one it is called in.
+func nested(ctx context.Context, r *Runner) error {
+	if outer, ok := ctx.Value(runningKey{}).(running); ok && outer.runner == r {
+		return idempotency.ErrNested
+	}
+	return nil
+}

@@ -1,0 +1,125 @@
+package txn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgonce/pgonce/idempotency"
+)
+
+// Result is what an operation came to.
+type Result[T any] struct {
+	Value T
+	// Replayed: the outcome was recorded before by another call and is given again.
+	Replayed bool
+	Record   idempotency.Record
+}
+
+// WithIdempotency runs fn at most once for req.Key: its writes through the transaction it is given and the record of the
+// outcome are one commit. A duplicate gets the first outcome back, Replayed.
+//
+// What fn returns decides: nil commits and records Value; Final rolls back and records a failure; any other error rolls
+// back and records nothing, so that a retry runs again. fn may be entered again after a rollback, see the package
+// comment, and must not keep or end the transaction.
+//
+// Errors to branch on: idempotency.ErrInProgress (retry with the same key), ErrMismatch (the key was used for another
+// payload), ErrFailed (a recorded failure, *idempotency.FailedError, with its body in Value), ErrResultExpired,
+// ErrOutcomeUnknown (retry with the same key), ErrInvalid, ErrSchema. Everything else is fn's own error or the
+// database's, and nothing was recorded.
+func WithIdempotency[T any](ctx context.Context, r *Runner, req idempotency.Request, fn func(context.Context, pgx.Tx) (T, error)) (Result[T], error) {
+	op, err := r.check(ctx, r.pool, req)
+	if err != nil {
+		return Result[T]{}, err
+	}
+	var value T
+	c := &call{runner: r, op: op, req: req, started: startStopwatch(), traceID: r.config.TraceID(ctx)}
+	c.body = func(ctx context.Context, tx pgx.Tx) (result payload, err error) {
+		value, err = fn(ctx, tx)
+		return encodeOutcome(r.config.Codec, &op.Operation, value, err)
+	}
+	out, err := c.do(ctx)
+	c.report(ctx, out, err)
+	if err != nil {
+		return Result[T]{}, err
+	}
+	return resultOf(c, out, value)
+}
+
+// encodeOutcome encodes the value where it is going to be recorded.
+func encodeOutcome[T any](codec Codec, op *idempotency.Operation, value T, err error) (payload, error) {
+	if err != nil {
+		var final *finalError
+		if !errors.As(err, &final) {
+			return payload{}, err
+		}
+	}
+	data, resultType, encodeErr := encodeResult(codec, value)
+	if encodeErr != nil {
+		return payload{}, errors.Join(encodeErr, plain(err))
+	}
+	if op.ResultLimit >= 0 && len(data) > op.ResultLimit {
+		if !op.Tombstone {
+			return payload{}, errors.Join(fmt.Errorf("%w: %d bytes, the limit of %s is %d; return less, or raise Operation.ResultLimit",
+				idempotency.ErrResultTooLarge, len(data), op.Name, op.ResultLimit), plain(err))
+		}
+		data = nil
+	}
+	return payload{data: data, resultType: resultType}, err
+}
+
+// plain takes Final's mark away: a failure whose body cannot be stored is not recorded.
+func plain(err error) error {
+	if err == nil {
+		return nil
+	}
+	return errors.New(err.Error())
+}
+
+// resultOf makes the caller's result of a committed record.
+func resultOf[T any](c *call, out outcome, value T) (Result[T], error) {
+	res := Result[T]{Value: value, Replayed: !out.own, Record: out.record}
+	if !out.fresh {
+		var err error
+		if res.Value, err = decodeResult[T](c.runner.config.Codec, out.record); err != nil {
+			return res, err
+		}
+	}
+	return res, c.outcomeError(out)
+}
+
+// outcomeError is nil for SUCCESS, and an *idempotency.FailedError for a recorded failure.
+func (c *call) outcomeError(out outcome) error {
+	if out.record.State != idempotency.Failed {
+		return nil
+	}
+	failed := &idempotency.FailedError{Code: out.record.ErrorCode, Message: out.record.ErrorMessage, Record: out.record}
+	if out.own && c.final != nil {
+		failed.Cause = c.final.cause
+	}
+	if out.record.ErrorCode == codeTransactionEnded {
+		return fmt.Errorf("%w: %w", idempotency.ErrTransactionEnded, failed)
+	}
+	return failed
+}
+
+// report emits the event of the call's end and feeds the operation's rate of duplicates.
+func (c *call) report(ctx context.Context, out outcome, err error) {
+	took := c.started.elapsed()
+	switch {
+	case err == nil && out.own:
+		c.op.duplicates.add(false)
+		c.emit(ctx, idempotency.Executed{Key: c.req.Key, State: out.record.State, Runs: c.runs, Duration: took})
+	case err == nil:
+		c.op.duplicates.add(true)
+		c.emit(ctx, idempotency.Replayed{Key: c.req.Key, State: out.record.State, Shared: out.shared, Duration: took})
+	case errors.Is(err, idempotency.ErrInProgress), errors.Is(err, idempotency.ErrMismatch),
+		errors.Is(err, idempotency.ErrResultExpired), errors.Is(err, idempotency.ErrWrongMode):
+		c.op.duplicates.add(true)
+		c.emit(ctx, idempotency.Refused{Key: c.req.Key, Err: err, Duration: took})
+	default:
+		c.emit(ctx, idempotency.RolledBack{Key: c.req.Key, Err: err, Duration: took})
+	}
+}
