@@ -46,6 +46,9 @@ var (
 	ErrAborted = errors.New("idempotency: the transaction was aborted by an SQL error that the function did not return")
 	// ErrSchema means that the tables are missing or older than this code; see SchemaError.
 	ErrSchema = errors.New("idempotency: database schema does not fit")
+	// ErrNewerRecord means that a newer release wrote this key's record with a fingerprint that this release cannot compare.
+	// Do not use a new key: retry once this program is updated.
+	ErrNewerRecord = errors.New("idempotency: record was written by a newer release, update this program and retry with the same key")
 	// ErrReadOnly means that the server is a standby. Only a primary can say whether a key was used.
 	ErrReadOnly = errors.New("idempotency: server is in recovery (a standby), connect to the primary")
 )

@@ -29,5 +29,5 @@ func (k Key) LockID() int64 {
 		framed = append(framed, part...)
 	}
 	sum := sha256.Sum256(framed)
-	return int64(binary.BigEndian.Uint64(sum[:8])) //nolint:gosec // PostgreSQL's bigint is signed; every bit pattern is wanted
+	return int64(binary.BigEndian.Uint64(sum[:8])) // signed, as bigint is
 }

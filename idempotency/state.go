@@ -35,6 +35,7 @@ const (
 	VerdictInProgress Verdict = "in progress" // somebody holds the key
 	VerdictGone       Verdict = "gone"        // final, but its result was dropped (tombstone)
 	VerdictWrongMode  Verdict = "wrong mode"  // the key lives in the leased mode
+	VerdictNewer      Verdict = "newer"       // a newer release wrote the record, in a way this one cannot compare
 )
 
 // Acquisition is what PostgreSQL said when a transaction asked for a key.
@@ -57,8 +58,8 @@ func (a Acquisition) Verdict(fp Fingerprint, own ...AttemptToken) Verdict {
 	}
 	if a.Found && !a.Record.Expired && a.Record.State != Init {
 		// Locked, and yet a live record that is not final: only the leased mode leaves those behind.
-		if !fp.Matches(a.Record.Fingerprint) {
-			return VerdictMismatch
+		if v, ok := a.Record.compare(fp); !ok {
+			return v
 		}
 		return VerdictWrongMode
 	}
@@ -75,15 +76,27 @@ func (r Record) verdict(found bool, fp Fingerprint, own []AttemptToken) (v Verdi
 			return VerdictOwn, true // also when it has expired meanwhile: it is this call's outcome
 		}
 	}
-	switch {
-	case r.Expired || r.Retryable:
+	if r.Expired || r.Retryable {
 		return "", false
-	case !fp.Matches(r.Fingerprint):
-		return VerdictMismatch, true
-	case r.Result == nil && r.ResultType != "":
+	}
+	if v, ok := r.compare(fp); !ok {
+		return v, true
+	}
+	if r.Result == nil && r.ResultType != "" {
 		return VerdictGone, true
 	}
 	return VerdictReplay, true
+}
+
+// compare reports whether fp may have the record's answer, and if not, why.
+func (r Record) compare(fp Fingerprint) (v Verdict, ok bool) {
+	switch {
+	case fp.Matches(r.Fingerprint):
+		return "", true
+	case !r.Fingerprint.Known():
+		return VerdictNewer, false // no mismatch: "use a new key" would be a second execution
+	}
+	return VerdictMismatch, false
 }
 
 // Verdict answers a plain read, made without the lock: a final record replays, mismatches or is gone; ok is false where

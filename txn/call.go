@@ -136,6 +136,8 @@ func (c *call) settle(v idempotency.Verdict, r idempotency.Record) (outcome, err
 		return outcome{}, fmt.Errorf("%w: completed at %s", idempotency.ErrResultExpired, r.CompletedAt.Format(time.RFC3339))
 	case idempotency.VerdictWrongMode:
 		return outcome{}, idempotency.ErrWrongMode
+	case idempotency.VerdictNewer:
+		return outcome{}, idempotency.ErrNewerRecord
 	}
 	return outcome{}, fmt.Errorf("txn: unexpected verdict %q", v)
 }

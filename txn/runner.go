@@ -55,6 +55,9 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Runner, error) {
 	}, nil
 }
 
+// Pool returns the runner's pool.
+func (r *Runner) Pool() *pgxpool.Pool { return r.pool }
+
 // check refuses what needs no database to be refused, and once per runner a database we cannot work on.
 func (r *Runner) check(ctx context.Context, q idempotency.Querier, req idempotency.Request) (*operation, error) {
 	if err := nested(ctx, r); err != nil {
