@@ -12,7 +12,7 @@ type OnEvent func(ctx context.Context, e Event)
 // Event is one of the types below, and no other.
 type Event interface{ event() }
 
-// Executed: the function ran and its outcome was committed. Runs counts how often the function was entered.
+// Executed says that the function ran and its outcome was committed. Runs counts how often the function was entered.
 type Executed struct {
 	Key      Key
 	State    State // Success or Failed
@@ -20,7 +20,7 @@ type Executed struct {
 	Duration time.Duration
 }
 
-// Replayed: an outcome recorded before was given again. Shared: by a concurrent call of this process, without a question
+// Replayed says that an outcome recorded before was given again. Shared: by a concurrent call of this process, without a question
 // to PostgreSQL.
 type Replayed struct {
 	Key      Key
@@ -29,7 +29,7 @@ type Replayed struct {
 	Duration time.Duration
 }
 
-// Refused: the caller got no outcome, for one of the sentinel errors (ErrInProgress, ErrMismatch, ErrResultExpired,
+// Refused says that the caller got no outcome, for one of the sentinel errors (ErrInProgress, ErrMismatch, ErrResultExpired,
 // ErrWrongMode, ...).
 type Refused struct {
 	Key      Key
@@ -37,27 +37,27 @@ type Refused struct {
 	Duration time.Duration
 }
 
-// RolledBack: the function or the database failed, everything was rolled back and nothing recorded.
+// RolledBack says that the function or the database failed: everything was rolled back and nothing recorded.
 type RolledBack struct {
 	Key      Key
 	Err      error
 	Duration time.Duration
 }
 
-// Restarted: the transaction is run again from its start, after a serialization failure, a deadlock or a lost connection.
+// Restarted says that the transaction is run again from its start, after a serialization failure, a deadlock or a lost connection.
 type Restarted struct {
 	Key Key
 	Run int // the run that failed, from 1
 	Err error
 }
 
-// CommitUnknown: COMMIT was sent and its answer never came. CommitResolved or an ErrOutcomeUnknown follows.
+// CommitUnknown says that COMMIT was sent and its answer never came. CommitResolved or an ErrOutcomeUnknown follows.
 type CommitUnknown struct {
 	Key Key
 	Err error
 }
 
-// CommitResolved: it was found out what a lost COMMIT did.
+// CommitResolved says that it was found out what a lost COMMIT did.
 type CommitResolved struct {
 	Key       Key
 	Committed bool

@@ -54,9 +54,10 @@ func TestNewKey_OneRuleForEveryPart(t *testing.T) {
 	for _, part := range parts {
 		t.Run(part.field, func(t *testing.T) {
 			t.Parallel()
+			blank := " \u00a0\u3000"
 			for value, rule := range map[string]string{
 				"":                                "must not be empty",
-				" \u00a0\u3000":                   "must not be blank",
+				blank:                             "must not be blank",
 				"a\x00b":                          "must not contain control characters, byte 1 is U+0000",
 				"a\nb":                            "byte 1 is U+000A",
 				"a\x7f":                           "byte 1 is U+007F",

@@ -19,7 +19,8 @@ func decodeRecord(key Key, row [][]byte) (Record, error) {
 		ExpiresAt: decodeTime(row[16]), ErrorCode: string(row[17]), ErrorMessage: string(row[18]), ResultType: string(row[19]),
 		Result: row[20], Expired: decodeBool(row[21]), TimedOut: decodeBool(row[22]),
 	}
-	return r, r.setIdentity(row[5], row[6])
+	err := r.setIdentity(row[5], row[6])
+	return r, err
 }
 
 // scanRecord reads the same row through pgx.
@@ -42,7 +43,8 @@ func scanRecord(key Key, row pgx.Row) (r Record, found bool, err error) {
 		ExpiresAt: timeOf(g.ExpiresAt), ErrorCode: textOf(g.ErrorCode), ErrorMessage: textOf(g.ErrorMessage),
 		ResultType: textOf(g.ResultType), Result: g.Result, Expired: g.Expired, TimedOut: g.TimedOut,
 	}
-	return r, true, r.setIdentity(g.Fingerprint, g.AttemptToken)
+	err = r.setIdentity(g.Fingerprint, g.AttemptToken)
+	return r, true, err
 }
 
 // setIdentity reads fingerprint and attempt token; both are NULL for an unused token.

@@ -97,49 +97,49 @@ func stopServer() error {
 }
 
 // Server returns the test binary's server, for tests that need more than a database of it.
-func Server(tb testing.TB) *devstack.Stack {
-	tb.Helper()
+func Server(t testing.TB) *devstack.Stack {
+	t.Helper()
 	stack, err := server()
 	if err != nil {
-		tb.Fatal(err)
+		t.Fatal(err)
 	}
 	return stack
 }
 
 // URL returns the connection string of a fresh migrated database, which is dropped when the test ends.
-func URL(tb testing.TB) string {
-	tb.Helper()
+func URL(t testing.TB) string {
+	t.Helper()
 	original, err := template()
 	if err != nil {
-		tb.Fatal(err)
+		t.Fatal(err)
 	}
-	return fresh(tb, func(ctx context.Context, stack *devstack.Stack) (*devstack.Database, error) {
+	return fresh(t, func(ctx context.Context, stack *devstack.Stack) (*devstack.Database, error) {
 		return stack.CreateFromTemplate(ctx, original.Name)
 	})
 }
 
 // EmptyURL returns the connection string of a fresh database without our schema, dropped when the test ends.
-func EmptyURL(tb testing.TB) string {
-	tb.Helper()
-	return fresh(tb, func(ctx context.Context, stack *devstack.Stack) (*devstack.Database, error) {
+func EmptyURL(t testing.TB) string {
+	t.Helper()
+	return fresh(t, func(ctx context.Context, stack *devstack.Stack) (*devstack.Database, error) {
 		return stack.CreateDatabase(ctx)
 	})
 }
 
 func fresh(
-	tb testing.TB, create func(context.Context, *devstack.Stack) (*devstack.Database, error),
+	t testing.TB, create func(context.Context, *devstack.Stack) (*devstack.Database, error),
 ) string {
-	tb.Helper()
-	database, err := create(tb.Context(), Server(tb))
+	t.Helper()
+	database, err := create(t.Context(), Server(t))
 	if err != nil {
-		tb.Fatal(err)
+		t.Fatal(err)
 	}
-	tb.Cleanup(func() {
+	t.Cleanup(func() {
 		// Not the test's context, which has ended by now.
 		ctx, cancel := context.WithTimeout(context.Background(), cleanupGrace)
 		defer cancel()
 		if err := database.Drop(ctx); err != nil {
-			tb.Error(err)
+			t.Error(err)
 		}
 	})
 	return database.URL
@@ -147,26 +147,26 @@ func fresh(
 
 // Pool returns a pool on a fresh migrated database. When the test ends the pool is closed, then the database dropped;
 // a connection the test did not give back fails it.
-func Pool(tb testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
-	tb.Helper()
-	cfg, err := pgxpool.ParseConfig(URL(tb))
+func Pool(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	cfg, err := pgxpool.ParseConfig(URL(t))
 	if err != nil {
-		tb.Fatal(err)
+		t.Fatal(err)
 	}
 	for _, change := range configure {
 		change(cfg)
 	}
-	pool, err := pgxpool.NewWithConfig(tb.Context(), cfg)
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
 	if err != nil {
-		tb.Fatal(err)
+		t.Fatal(err)
 	}
-	tb.Cleanup(func() { closePool(tb, pool, leakGrace) })
+	t.Cleanup(func() { closePool(t, pool, leakGrace) })
 	return pool
 }
 
 // closePool closes the pool, but does not wait for ever for what a test leaked, as Close would.
-func closePool(tb testing.TB, pool *pgxpool.Pool, grace time.Duration) {
-	tb.Helper()
+func closePool(t testing.TB, pool *pgxpool.Pool, grace time.Duration) {
+	t.Helper()
 	closed := make(chan struct{})
 	go func() {
 		pool.Close()
@@ -175,7 +175,7 @@ func closePool(tb testing.TB, pool *pgxpool.Pool, grace time.Duration) {
 	select {
 	case <-closed:
 	case <-time.After(grace):
-		tb.Errorf("pgtest: %d connections were not given back to the pool %v after the test: "+
+		t.Errorf("pgtest: %d connections were not given back to the pool %v after the test: "+
 			"a Release, Rollback or rows.Close is missing", pool.Stat().AcquiredConns(), grace)
 	}
 }

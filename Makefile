@@ -1,0 +1,92 @@
+# The two commands of the project: `make demo` and `make test`. They need Go, make and git; PostgreSQL and Redis are
+# found, or started as throw-away servers, by internal/devstack.
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+ARGS      ?=
+TESTFLAGS ?=
+TIMEOUT   ?= 10m
+FUZZTIME  ?= 60s
+
+# All modules of go.work, and our own Go files of all of them.
+modules = $(shell go list -m -f '{{.Dir}}')
+
+.PHONY: help
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## run the order service of cmd/demo (ARGS=... are passed on)
+	go run ./cmd/demo $(ARGS)
+
+.PHONY: test
+test: ## run all tests of all modules
+	go test -timeout $(TIMEOUT) $(TESTFLAGS) work
+
+.PHONY: test-race
+test-race: ## the same with the race detector, in random order
+	go test -timeout $(TIMEOUT) -race -shuffle=on $(TESTFLAGS) work
+
+.PHONY: fuzz
+fuzz: ## run every fuzz target of the main module for FUZZTIME (60s)
+	@files=$$(GOWORK=off go list -f '{{$$d := .Dir}}{{range .TestGoFiles}}{{$$d}}/{{.}} {{end}}{{range .XTestGoFiles}}{{$$d}}/{{.}} {{end}}' ./...); \
+	for file in $$files; do \
+		for target in $$(sed -nE 's/^func (Fuzz[A-Za-z0-9_]*)\(.*/\1/p' $$file); do \
+			echo "fuzz: $$target"; \
+			(cd $$(dirname $$file) && go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) .); \
+		done; \
+	done
+
+.PHONY: bench
+bench: ## compare with a bare transaction and with other libraries (ARGS=... are passed on)
+	cd bench && go run . $(ARGS)
+
+.PHONY: lint
+lint: bin/golangci-lint bin/gofumpt ## format and linters, on all modules
+	@stale=$$(bin/gofumpt -l .); if [ -n "$$stale" ]; then echo "not formatted (bin/gofumpt -w .):"; echo "$$stale"; exit 1; fi
+	go vet work
+	@for dir in $(modules); do echo "golangci-lint: $$dir"; (cd $$dir && $(CURDIR)/bin/golangci-lint run ./...); done
+
+.PHONY: generate
+generate: bin/sqlc ## write internal/dbsqlc, db/install.sql and db/schema.sql anew
+	bin/sqlc generate
+	go run ./internal/dbgen
+
+# What txn must never bring into a program, and the lock functions whose lock outlives the transaction.
+txn_without  := go-redis|goose|testcontainers|testify|net/http
+session_lock := pg_(try_)?advisory_lock(_shared)?\(
+
+.PHONY: verify
+verify: bin/sqlc bin/golangci-lint ## fail on stale generated files, untidy modules, imports that point up
+	bin/sqlc diff
+	go run ./internal/dbgen -check
+	go run ./internal/pgtest/withpg PGONCE_SQLC_URL bin/sqlc vet
+	@for dir in $(modules); do echo "go mod tidy: $$dir"; (cd $$dir && GOWORK=off go mod tidy -diff); done
+	@for dir in $(modules); do echo "imports: $$dir"; (cd $$dir && $(CURDIR)/bin/golangci-lint run --enable-only depguard ./...); done
+	@echo "requirements of txn"; deps=$$(go list -deps ./txn); \
+	if grep -E '$(txn_without)' <<<"$$deps"; then echo "./txn must not need the packages above"; exit 1; fi
+	@echo "session locks"; \
+	if grep -rnE '$(session_lock)' --include='*.go' --include='*.sql' --exclude='*_test.go' .; then \
+		echo "these locks outlive the transaction and do not work through a pooler: use pg_advisory_xact_lock"; exit 1; fi
+
+.PHONY: tools
+tools: bin/golangci-lint bin/gofumpt bin/sqlc bin/goose ## build the pinned tools into bin/ (minutes, once)
+
+bin/golangci-lint: package = github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+bin/gofumpt:       package = mvdan.cc/gofumpt
+bin/sqlc:          package = github.com/sqlc-dev/sqlc/cmd/sqlc
+bin/goose:         package = github.com/pressly/goose/v3/cmd/goose
+# goose with PostgreSQL only: its other drivers are most of its size.
+bin/goose:         tags    = no_mysql no_sqlite3 no_clickhouse no_mssql no_vertica no_ydb no_libsql no_turso no_starrocks no_spanner no_duckdb
+
+bin/%: tools/%.mod tools/%.sum
+	GOWORK=off go build -modfile=$< -tags '$(tags)' -o $@ $(package)
+	@touch $@
+
+.PHONY: clean
+clean: ## remove what was built here
+	rm -rf bin bench/out
+	find . -name '*.test' -type f -delete
+	find . -name '*.prof' -type f -delete
