@@ -165,7 +165,7 @@ func (a *attempt) commit(ctx context.Context, done *idempotency.Completion) (out
 	case errors.Is(err, idempotency.ErrOutcomeUnknown):
 		// The connection must not be used again: COMMIT's answer may still come.
 		a.open = false
-		_ = conn.Close(canceled)
+		_ = conn.Close(canceled) //nolint:contextcheck // ended on purpose, see there
 		return outcome{}, err
 	case errors.Is(err, idempotency.ErrRecordExists):
 		return outcome{}, fmt.Errorf("%w: %w", errAgain, err)

@@ -19,7 +19,7 @@ func (s stopwatch) elapsed() time.Duration {
 	if !s.running() {
 		return 0
 	}
-	return time.Since(s.since)
+	return time.Since(s.since) //nolint:forbidigo // the same
 }
 
 // pauses double from the first to the last, with jitter, so that callers which were stopped together do not

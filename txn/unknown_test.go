@@ -23,7 +23,6 @@ type cutter struct {
 	mode  atomic.Value // string: "", before, after, or down (no new connections)
 	dials atomic.Int64
 	cuts  atomic.Int64
-	alive sync.WaitGroup
 }
 
 var errCut = errors.New("cut by the test")
@@ -81,6 +80,7 @@ func (c *cutConn) Read(b []byte) (int, error) {
 }
 
 func newCutShop(t *testing.T, config ...func(*txn.Config)) (*shop, *cutter) {
+	t.Helper()
 	c := &cutter{}
 	s := newShopWith(t, c.configure, config...)
 	_, err := s.place(t.Context(), request(t, "warm", "up")) // connects and prepares

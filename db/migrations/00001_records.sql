@@ -56,7 +56,8 @@ CREATE TABLE idempotency.records (
 
     -- The shape of each state's row. The transitions are in the statements' WHERE clauses.
     CONSTRAINT records_init_check CHECK (state <> 'INIT' OR (
-        attempt = 0 AND fingerprint IS NULL AND attempt_token IS NULL AND acquired_at IS NULL AND expires_at IS NOT NULL)),
+        attempt = 0 AND fingerprint IS NULL AND attempt_token IS NULL AND acquired_at IS NULL AND executor IS NULL
+        AND lease_expires_at IS NULL AND expires_at IS NOT NULL)),
     CONSTRAINT records_acquired_check CHECK (state = 'INIT' OR (
         attempt >= 1 AND fence >= 1 AND fingerprint IS NOT NULL AND attempt_token IS NOT NULL
         AND acquired_at IS NOT NULL AND executor IS NOT NULL)),
