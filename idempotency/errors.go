@@ -38,8 +38,9 @@ var (
 	// ErrRecordExists means that another attempt has recorded an outcome of this key meanwhile: look at the key again. The
 	// runner does so by itself.
 	ErrRecordExists = errors.New("idempotency: another attempt has recorded an outcome of this key")
-	// ErrRestart means that the transaction failed in a way that a new run from its start may cure. The runner does so by
-	// itself, a bounded number of times.
+	// ErrRestart means that the transaction failed in a way that a new run from its start may cure: a serialization
+	// failure, a deadlock, a lost connection. The runner runs it again by itself, a bounded number of times; from the
+	// runner this error says that it gave up. Nothing was recorded: retry later with the same key.
 	ErrRestart = errors.New("idempotency: transaction must be run again")
 	// ErrAborted means that an SQL error had aborted the transaction although the function returned none: PostgreSQL
 	// rolled everything back. Return SQL errors, or handle them in a savepoint (tx.Begin).

@@ -19,7 +19,7 @@ type attempt struct {
 	open     bool // a transaction may be open
 }
 
-// attempt returns an outcome; or errBusy, errAgain, errRestart, ErrOutcomeUnknown for the loop in tries; or the error
+// attempt returns an outcome; or errBusy, errAgain, ErrRestart, ErrOutcomeUnknown for the loop in tries; or the error
 // that ends the call.
 func (c *call) attempt(ctx context.Context) (outcome, error) {
 	pooled, err := c.runner.pool.Acquire(ctx)
@@ -27,7 +27,7 @@ func (c *call) attempt(ctx context.Context) (outcome, error) {
 		if ctx.Err() != nil {
 			return outcome{}, fmt.Errorf("txn: connect: %w", err)
 		}
-		return outcome{}, fmt.Errorf("%w: connect: %w", errRestart, err)
+		return outcome{}, fmt.Errorf("%w: connect: %w", idempotency.ErrRestart, err)
 	}
 	a := &attempt{call: c, pooled: pooled}
 	// Deferred: a panic or Goexit of the function rolls back on its way.
@@ -67,9 +67,9 @@ func (a *attempt) beginFailed(ctx context.Context, err error) error {
 	case idempotency.Restartable(err):
 		// Also a prepared statement that the session has lost: the next attempt must not meet this session again.
 		_ = a.pooled.Conn().Close(ctx)
-		return fmt.Errorf("%w: %w", errRestart, err)
+		return fmt.Errorf("%w: %w", idempotency.ErrRestart, err)
 	case a.pooled.Conn().IsClosed():
-		return fmt.Errorf("%w: %w", errRestart, err)
+		return fmt.Errorf("%w: %w", idempotency.ErrRestart, err)
 	}
 	return err
 }
@@ -101,7 +101,7 @@ func (a *attempt) runFunction(ctx context.Context) (*idempotency.Completion, err
 		return a.success(result), nil
 	}
 	if idempotency.Restartable(err) {
-		return nil, fmt.Errorf("%w: %w", errRestart, err)
+		return nil, fmt.Errorf("%w: %w", idempotency.ErrRestart, err)
 	}
 	if c.final = finalFailure(err, result); c.final != nil {
 		return nil, errAgain
@@ -126,7 +126,7 @@ func (a *attempt) connectionLost(ctx context.Context, err error) error {
 		}
 	}
 	a.call.ghost = true
-	return fmt.Errorf("%w: %w", errRestart, err)
+	return fmt.Errorf("%w: %w", idempotency.ErrRestart, err)
 }
 
 // aborted: an SQL error has ended the transaction, whatever the function made of it.
@@ -134,7 +134,7 @@ func (a *attempt) aborted(err error, result payload) error {
 	last := a.guard.lastError.Load()
 	switch {
 	case last != nil && idempotency.Restartable(last):
-		return fmt.Errorf("%w: %w", errRestart, errors.Join(err, last))
+		return fmt.Errorf("%w: %w", idempotency.ErrRestart, errors.Join(err, last))
 	case err == nil && last != nil:
 		return fmt.Errorf("%w: %w", idempotency.ErrAborted, last)
 	case err == nil:
@@ -173,7 +173,7 @@ func (a *attempt) commit(ctx context.Context, done *idempotency.Completion) (out
 		c.final = &failure{code: codeTransactionEnded, message: err.Error(), transactionEnded: true}
 		return outcome{}, errAgain
 	case idempotency.Restartable(err):
-		return outcome{}, fmt.Errorf("%w: %w", errRestart, err)
+		return outcome{}, fmt.Errorf("%w: %w", idempotency.ErrRestart, err)
 	}
 	return outcome{}, err
 }

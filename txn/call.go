@@ -45,9 +45,8 @@ type outcome struct {
 
 // Sentinels between an attempt and the loop around it.
 var (
-	errBusy    = errors.New("txn: key is held by another attempt")
-	errRestart = errors.New("txn: run the whole transaction again")
-	errAgain   = errors.New("txn: look at the key again")
+	errBusy  = errors.New("txn: key is held by another attempt")
+	errAgain = errors.New("txn: look at the key again")
 )
 
 // do runs the call to an outcome or an error.

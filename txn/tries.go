@@ -60,7 +60,7 @@ func (c *call) tries(ctx context.Context) (outcome, error) {
 			if looks++; looks > maxLooks {
 				return outcome{}, c.ended(err)
 			}
-		case errors.Is(err, errRestart):
+		case errors.Is(err, idempotency.ErrRestart):
 			if c.restarts++; c.restarts > c.runner.config.MaxRetries {
 				return outcome{}, c.ended(fmt.Errorf("txn: gave up after %d runs: %w", c.runs, err))
 			}

@@ -27,8 +27,8 @@ type Result[T any] struct {
 //
 // Errors to branch on: idempotency.ErrInProgress (retry with the same key), ErrMismatch (the key was used for another
 // payload), ErrFailed (a recorded failure, *idempotency.FailedError, with its body in Value), ErrResultExpired,
-// ErrOutcomeUnknown (retry with the same key), ErrInvalid, ErrSchema. Everything else is fn's own error or the
-// database's, and nothing was recorded.
+// ErrOutcomeUnknown (retry with the same key), ErrRestart (gave up after MaxRetries, retry later), ErrInvalid, ErrSchema.
+// Everything else is fn's own error or the database's, and nothing was recorded.
 func WithIdempotency[T any](ctx context.Context, r *Runner, req idempotency.Request, fn func(context.Context, pgx.Tx) (T, error)) (Result[T], error) {
 	op, err := r.check(ctx, r.pool, req)
 	if err != nil {

@@ -49,9 +49,9 @@ func (c *Config) withDefaults() Config {
 
 // The providers, as Stack.Provider names them.
 const (
-	providerEnv   = "env"   // PGONCE_DATABASE_URL
-	providerLocal = "local" // server programs that were here
-	providerApt   = "apt"   // server programs we installed
+	ProviderEnv   = "env"   // PGONCE_DATABASE_URL
+	ProviderLocal = "local" // server programs that were here
+	ProviderApt   = "apt"   // server programs we installed
 )
 
 // Stack is a running PostgreSQL, and Redis if asked for. Its methods may be called concurrently.

@@ -20,7 +20,7 @@ func TestStart_ServesAndLeavesNothingBehind(t *testing.T) {
 	var told bytes.Buffer
 	s, err := start(t.Context(), &Config{Settings: fast, Out: &told}, local())
 	require.NoError(t, err)
-	require.Contains(t, []string{providerLocal, providerApt}, s.Provider())
+	require.Contains(t, []string{ProviderLocal, ProviderApt}, s.Provider())
 	require.Contains(t, told.String(), "devstack: PostgreSQL: ")
 	require.Empty(t, s.RedisURL())
 

@@ -18,7 +18,7 @@ const (
 
 // useEnv takes the server somebody named. The database in the URL serves for CREATE DATABASE only.
 func (s *Stack) useEnv(ctx context.Context, given string) error {
-	s.provider, s.env, s.adminURL = providerEnv, true, given
+	s.provider, s.env, s.adminURL = ProviderEnv, true, given
 	rows, err := s.admin(ctx, "SHOW server_version_num")
 	if err != nil {
 		return fmt.Errorf("devstack: use %s: %w", envDatabase, err)

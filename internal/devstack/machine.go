@@ -138,7 +138,7 @@ func (m machine) fit(ctx context.Context, w wanted, path string) (version int, w
 func (m machine) locate(ctx context.Context, cfg Config, w wanted) (program, provider string, err error) {
 	program, found, skipped := m.find(ctx, w)
 	if found {
-		return program, providerLocal, nil
+		return program, ProviderLocal, nil
 	}
 	if err := ctx.Err(); err != nil {
 		return "", "", fmt.Errorf("devstack: find %s: %w", w.name, err) // it was not even asked for its version
@@ -152,7 +152,7 @@ func (m machine) locate(ctx context.Context, cfg Config, w wanted) (program, pro
 	if program, found, skipped = m.find(ctx, w); !found {
 		return "", "", m.notFound(w, skipped)
 	}
-	return program, providerApt, nil
+	return program, ProviderApt, nil
 }
 
 // reachable reports whether any user may walk down to the path.

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+
+	"github.com/pgonce/pgonce/internal/devstack"
+)
+
+// printGuide tells what to try while the service is up.
+func printGuide(out io.Writer, base *url.URL, database string, unsafe bool) {
+	orders := base.JoinPath("/orders").String()
+	_, _ = fmt.Fprintf(out, `
+The order service listens on %[1]s
+Try, in another terminal:
+
+1. An order: 201.
+  curl -i %[2]s -H 'Idempotency-Key: my-first' -d '{"customer":"ada","sku":"coffee","quantity":2}'
+2. The same again, as after a timeout: the same bytes, and %[3]s: true.
+  curl -i %[2]s -H 'Idempotency-Key: my-first' -d '{"customer":"ada","sku":"coffee","quantity":2}'
+3. The same key for another order: 422.
+  curl -i %[2]s -H 'Idempotency-Key: my-first' -d '{"customer":"ada","sku":"coffee","quantity":3}'
+
+  With "sku":"unicorn" it is out of stock: a 400, and the same 400 again. "coupon":"WELCOME" can be used once.
+  curl %[1]s/stock/coffee shows what is left, curl %[1]s/orders/1 an order.
+
+Look into the tables:
+
+  psql %[4]s \
+    -c 'SELECT key, state, age, duration, result, error FROM idempotency.audit ORDER BY created_at DESC LIMIT 10' \
+    -c 'SELECT * FROM demo.orders ORDER BY id DESC LIMIT 10'
+
+`, base, orders, headerReplayed, database)
+	if unsafe {
+		_, _ = fmt.Fprint(out, "But this is -unsafe: nobody looks at the key, and the second command makes a second order.\n\n")
+	}
+}
+
+// psqlArgument is the database as a shell reads it. The password of a throw-away server nobody knows but us; one that
+// somebody else gave us is not shown, and psql asks for it.
+func psqlArgument(database *devstack.Database, provider string) string {
+	given, err := url.Parse(database.URL)
+	switch {
+	case provider != devstack.ProviderEnv:
+		return "'" + database.URL + "'"
+	case err != nil || given.Scheme == "":
+		// Keywords and values. Of two dbname the last one counts.
+		return `"$PGONCE_DATABASE_URL dbname=` + database.Name + `"`
+	}
+	if given.User != nil {
+		given.User = url.User(given.User.Username())
+	}
+	query := given.Query()
+	query.Del("password")
+	given.RawQuery = query.Encode()
+	return "'" + strings.ReplaceAll(given.String(), "'", "%27") + "'"
+}

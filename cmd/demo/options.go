@@ -1,0 +1,88 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"time"
+)
+
+// options are the command line.
+type options struct {
+	addr   string
+	once   bool
+	json   bool
+	unsafe bool
+	storm  stormOptions
+}
+
+// defaultAddr is where the service listens. If it is taken and nobody asked for it, any free port will do.
+const defaultAddr = "127.0.0.1:8080"
+
+const usage = `demo is an order service that takes every order once, and a storm of bad clients that tries to make it fail.
+
+Without arguments it starts a PostgreSQL of its own, serves on %s (or a free port), prints commands to
+try, plays the storm against itself over HTTP, prints what came of it, and stays up until Ctrl-C.
+
+The storm: every key is one order that somebody wants. Its clients click twice, give up too early and try again, or hang
+up in the middle; one of them goes on until it has a definite answer. Which client does what is the same in every run.
+At the end the database is asked whether any key got two orders, and whether all clients were told the truth.
+
+A round is -keys fresh keys and -requests requests. Without -duration the storm is one round. With it, rounds follow one
+another until the time is over; then no new key is begun, and those begun are finished.
+
+PGONCE_DATABASE_URL names a server to use instead, where databases pgonce_* may be created; the demo drops its own at
+the end. PGONCE_NO_INSTALL (any value) forbids installing PostgreSQL's package.
+
+Exit status: 0 if every order was made once; 1 if one was duplicated or lost, a request ended in an error, or the demo
+could not start; 2 for a wrong command line; 130 if it was interrupted before the end.
+
+`
+
+// parseOptions reads the command line. It has told out what is wrong with it before it returns an error.
+func parseOptions(args []string, out io.Writer) (options, error) {
+	var o options
+	flags := flag.NewFlagSet("demo", flag.ContinueOnError)
+	flags.SetOutput(out)
+	flags.Usage = func() {
+		_, _ = fmt.Fprintf(out, usage, defaultAddr)
+		flags.PrintDefaults()
+	}
+	flags.StringVar(&o.addr, "addr", "", "`host:port` to listen on (default "+defaultAddr+", or a free port if that is taken)")
+	flags.BoolVar(&o.once, "once", false, "exit after the table instead of staying up")
+	flags.BoolVar(&o.json, "json", false, "print the table as one JSON object, the last line of standard output; all else goes to standard error")
+	flags.BoolVar(&o.unsafe, "unsafe", false, "play the same storm without the library, to see what it is for")
+	flags.IntVar(&o.storm.users, "users", 100, "clients at work at the same time, at most")
+	flags.IntVar(&o.storm.keys, "keys", 100, "keys in a round")
+	flags.IntVar(&o.storm.requests, "requests", 0, "requests in a round (default 10 per key, and at least one per user)")
+	flags.DurationVar(&o.storm.duration, "duration", 0, "go on with round after round for this `time`, for example 5m")
+	if err := flags.Parse(args); err != nil {
+		return options{}, err
+	}
+	if o.storm.requests == 0 {
+		o.storm.requests = max(10*o.storm.keys, o.storm.users)
+	}
+	if err := o.validate(flags.NArg()); err != nil {
+		_, _ = fmt.Fprintf(out, "demo: %v (demo -help tells more)\n", err)
+		return options{}, err
+	}
+	return o, nil
+}
+
+func (o options) validate(arguments int) error {
+	s := o.storm
+	switch {
+	case arguments > 0:
+		return errors.New("there are flags only, no arguments")
+	case s.users < 1 || s.users > 10_000:
+		return errors.New("-users must be from 1 to 10000")
+	case s.keys < 1 || s.keys > 100_000:
+		return errors.New("-keys must be from 1 to 100000")
+	case s.requests < s.keys || s.requests > 1_000_000:
+		return errors.New("-requests must be from -keys to 1000000: every key needs one")
+	case s.duration < 0 || s.duration > 24*time.Hour:
+		return errors.New("-duration must be from 0 to 24h")
+	}
+	return nil
+}
