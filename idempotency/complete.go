@@ -27,8 +27,11 @@ type Completion struct {
 	Retention, ResultRetention time.Duration
 }
 
-// MaxErrorBytes bounds the stored error text; a longer one is cut.
-const MaxErrorBytes = 4096
+// MaxErrorBytes and MaxTraceBytes bound the stored error text and trace id; longer ones are cut.
+const (
+	MaxErrorBytes = 4096
+	MaxTraceBytes = 255
+)
 
 // params are what is written. durable: make the commit wait for the disk.
 func (s *Store) params(c *Completion, durable bool) dbsqlc.RecordInsertParams {
@@ -38,7 +41,7 @@ func (s *Store) params(c *Completion, durable bool) dbsqlc.RecordInsertParams {
 		Started: c.Acquired.Started, State: string(c.State),
 		RetentionUs: microseconds(c.Retention),
 		Fingerprint: c.Request.Fingerprint.Bytes(), AttemptToken: c.AttemptToken[:],
-		Executor: s.executor, Client: optional(c.Request.Client), TraceID: optional(c.TraceID),
+		Executor: s.executor, Client: optional(c.Request.Client), TraceID: optional(storable(c.TraceID, MaxTraceBytes)),
 		ResultType: optional(c.ResultType), Result: c.Result,
 		Durable: durable,
 	}
@@ -46,7 +49,7 @@ func (s *Store) params(c *Completion, durable bool) dbsqlc.RecordInsertParams {
 		p.ResultRetentionUs = microseconds(c.ResultRetention) // else NULL, which keeps it out of the index of results to drop
 	}
 	if c.State == Failed {
-		code, message := storable(c.ErrorCode), storable(c.ErrorMessage)
+		code, message := storable(c.ErrorCode, MaxErrorBytes), storable(c.ErrorMessage, MaxErrorBytes)
 		p.ErrorCode, p.ErrorMessage = &code, &message
 	}
 	return p
@@ -85,11 +88,11 @@ func encode(p *dbsqlc.RecordInsertParams, replaces *Record) [][]byte {
 	return append(values, encodeBool(p.Durable))
 }
 
-// storable makes any error text a PostgreSQL text: the work is done, and its report must not fail over a NUL byte.
-func storable(text string) string {
+// storable makes any text one that PostgreSQL takes: the work is done, and its report must not fail over a NUL byte.
+func storable(text string, limit int) string {
 	text = strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
-	if len(text) > MaxErrorBytes {
-		text = strings.ToValidUTF8(text[:MaxErrorBytes-3], "") + "..."
+	if len(text) > limit {
+		text = strings.ToValidUTF8(text[:limit-3], "") + "..."
 	}
 	return text
 }
@@ -197,10 +200,10 @@ func (s *Store) completed(c *Completion, row [][]byte) Record {
 func (s *Store) record(c *Completion) Record {
 	r := Record{
 		Key: c.Request.Key, State: c.State, Fingerprint: c.Request.Fingerprint, AttemptToken: c.AttemptToken,
-		Executor: s.executor, Client: c.Request.Client, TraceID: c.TraceID, ResultType: c.ResultType, Result: c.Result,
+		Executor: s.executor, Client: c.Request.Client, TraceID: storable(c.TraceID, MaxTraceBytes), ResultType: c.ResultType, Result: c.Result,
 	}
 	if c.State == Failed {
-		r.ErrorCode, r.ErrorMessage = storable(c.ErrorCode), storable(c.ErrorMessage)
+		r.ErrorCode, r.ErrorMessage = storable(c.ErrorCode, MaxErrorBytes), storable(c.ErrorMessage, MaxErrorBytes)
 	}
 	return r
 }

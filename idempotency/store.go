@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -139,6 +140,18 @@ func (s *Store) Rollback(ctx context.Context, conn *pgx.Conn) error {
 		return errors.Join(fmt.Errorf("idempotency: roll back: %w", err), conn.Close(ctx))
 	}
 	return nil
+}
+
+// RollbackOf rolls back like Rollback, and reports whether the transaction that ended was still the one that acquired:
+// false means that the function has sent COMMIT or ROLLBACK itself and begun another one. One round trip.
+func (s *Store) RollbackOf(ctx context.Context, conn *pgx.Conn, a Acquisition) (same bool, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	defer cancel()
+	results, err := conn.PgConn().Exec(ctx, "SELECT (extract(epoch FROM now()) * 1000000)::bigint; ROLLBACK").ReadAll()
+	if err != nil {
+		return false, errors.Join(fmt.Errorf("idempotency: roll back: %w", err), conn.Close(ctx))
+	}
+	return string(results[0].Rows[0][0]) == strconv.FormatInt(a.Started.UnixMicro(), 10), nil
 }
 
 // AcquireTx asks for the key in a transaction of the caller, whose settings and isolation level stay. Call it outside

@@ -84,6 +84,9 @@ func (a *attempt) runFunction(ctx context.Context) (*idempotency.Completion, err
 	result, err := c.body(withRunning(ctx, c.runner, tx), tx)
 	tx.end()
 
+	if tx.committed.Load() {
+		return nil, c.transactionEnded(err)
+	}
 	if conn.IsClosed() {
 		return nil, a.connectionLost(ctx, err)
 	}
@@ -92,13 +95,16 @@ func (a *attempt) runFunction(ctx context.Context) (*idempotency.Completion, err
 	}
 	switch conn.PgConn().TxStatus() {
 	case 'I':
-		c.final = &failure{code: codeTransactionEnded, message: idempotency.ErrTransactionEnded.Error(), cause: err, transactionEnded: true}
-		return nil, errAgain
+		return nil, c.transactionEnded(err)
 	case 'E':
 		return nil, a.aborted(err, result)
 	}
 	if err == nil {
 		return a.success(result), nil
+	}
+	same, rollbackErr := c.runner.store.RollbackOf(ctx, conn, a.acquired)
+	if rollbackErr == nil && !same {
+		return nil, c.transactionEnded(err)
 	}
 	if idempotency.Restartable(err) {
 		return nil, fmt.Errorf("%w: %w", idempotency.ErrRestart, err)
@@ -107,6 +113,12 @@ func (a *attempt) runFunction(ctx context.Context) (*idempotency.Completion, err
 		return nil, errAgain
 	}
 	return nil, err
+}
+
+// transactionEnded: part of what the function did may be committed. It is recorded as failed, so that nothing runs twice.
+func (c *call) transactionEnded(err error) error {
+	c.final = &failure{code: codeTransactionEnded, message: idempotency.ErrTransactionEnded.Error(), cause: err}
+	return errAgain
 }
 
 // connectionLost: nothing was committed, and another run may succeed. Not so where the server ended the session because
@@ -170,8 +182,7 @@ func (a *attempt) commit(ctx context.Context, done *idempotency.Completion) (out
 	case errors.Is(err, idempotency.ErrRecordExists):
 		return outcome{}, fmt.Errorf("%w: %w", errAgain, err)
 	case errors.Is(err, idempotency.ErrTransactionEnded):
-		c.final = &failure{code: codeTransactionEnded, message: err.Error(), transactionEnded: true}
-		return outcome{}, errAgain
+		return outcome{}, c.transactionEnded(nil)
 	case idempotency.Restartable(err):
 		return outcome{}, fmt.Errorf("%w: %w", idempotency.ErrRestart, err)
 	}

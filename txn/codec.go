@@ -3,6 +3,7 @@ package txn
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/pgonce/pgonce/idempotency"
@@ -31,13 +32,22 @@ func (JSON) Encode(v any) ([]byte, error) { return json.Marshal(v) }
 // Decode unmarshals into v.
 func (JSON) Decode(data []byte, v any) error { return json.Unmarshal(data, v) }
 
-// rawType is the type of a []byte result, which no codec touches.
-const rawType = "bytes/1"
+// The types of results that no codec touches: []byte and json.RawMessage.
+const (
+	rawType     = "bytes/1"
+	rawJSONType = "json-raw/1"
+)
+
+// cloneBytes copies, since the caller may go on writing into its bytes. Never nil: a stored NULL means that the result
+// was dropped.
+func cloneBytes(b []byte) []byte { return append(make([]byte, 0, len(b)), b...) }
 
 func encodeResult[T any](codec Codec, v T) (data []byte, resultType string, err error) {
-	if raw, ok := any(v).([]byte); ok {
-		// Never nil: a stored NULL means that the result was dropped. Copied, since the caller may go on writing into it.
-		return append(make([]byte, 0, len(raw)), raw...), rawType, nil
+	switch raw := any(v).(type) {
+	case []byte:
+		return cloneBytes(raw), rawType, nil
+	case json.RawMessage:
+		return cloneBytes(raw), rawJSONType, nil // encoding/json would respell it, and the replay be another text
 	}
 	data, err = codec.Encode(v)
 	if err != nil {
@@ -58,14 +68,23 @@ func decodeResult[T any](codec Codec, r idempotency.Record) (v T, err error) {
 		var zero T
 		return zero, &idempotency.ResultDecodeError{ResultType: r.ResultType, Result: bytes.Clone(r.Result), Err: err}
 	}
-	if raw, ok := any(&v).(*[]byte); ok {
+	switch raw := any(&v).(type) {
+	case *[]byte:
 		if r.ResultType != rawType {
-			return fail(fmt.Errorf("was not stored as bytes"))
+			return fail(errors.New("was not stored as bytes"))
 		}
-		*raw = append(make([]byte, 0, len(r.Result)), r.Result...)
+		*raw = cloneBytes(r.Result)
+		return v, nil
+	case *json.RawMessage:
+		if r.ResultType != rawJSONType && r.ResultType != (JSON{}).Name() {
+			return fail(errors.New("was not stored as JSON"))
+		}
+		*raw = cloneBytes(r.Result)
 		return v, nil
 	}
-	if r.ResultType != codec.Name() {
+	if r.ResultType == rawJSONType {
+		codec = JSON{}
+	} else if r.ResultType != codec.Name() {
 		return fail(fmt.Errorf("this runner's codec is %s", codec.Name()))
 	}
 	if err := codec.Decode(r.Result, &v); err != nil {

@@ -22,11 +22,12 @@ const (
 type Config struct {
 	// Operations are all operations this runner serves, each declared once. Required.
 	Operations []idempotency.Operation
-	// Codec stores results. A []byte is always stored as it is.
+	// Codec stores results. A []byte or json.RawMessage is always stored as it is.
 	// Default: JSON.
 	Codec Codec
 	// Isolation of the transactions. Above READ COMMITTED a race between duplicates may end in a serialization failure
-	// and a second run of the function.
+	// and a second run of the function; under SERIALIZABLE also calls of different keys may conflict, since PostgreSQL
+	// watches pages: raise MaxRetries there.
 	// Default: pgx.ReadCommitted.
 	Isolation pgx.TxIsoLevel
 	// MaxRetries is how often the function is run again after a serialization failure, a deadlock or a lost connection.
@@ -101,7 +102,7 @@ func (c *Config) validate() error {
 	case c.CommitTimeout < time.Second || c.CommitTimeout > idempotency.MinRetention/4:
 		// A record must outlive the search for it.
 		return invalid("CommitTimeout", "must be from 1s to 2m30s")
-	case c.Codec.Name() == "" || c.Codec.Name() == rawType:
+	case c.Codec.Name() == "" || c.Codec.Name() == rawType || c.Codec.Name() == rawJSONType:
 		return invalid("Codec", "must have a name of its own, such as \"msgpack/1\"")
 	}
 	return nil

@@ -31,10 +31,9 @@ const codeTransactionEnded = "transaction_ended"
 
 // failure is a final failure that waits to be recorded, in a transaction of its own.
 type failure struct {
-	code, message    string
-	cause            error
-	result           payload
-	transactionEnded bool
+	code, message string
+	cause         error
+	result        payload
 }
 
 // finalFailure makes one of the function's Final, or nil.

@@ -63,7 +63,10 @@ func guardConnections(next func(context.Context, *pgx.ConnConfig) error) func(co
 			return dial(ctx, network, address)
 		}
 		config.OnPgError = func(conn *pgconn.PgConn, err *pgconn.PgError) bool {
-			g.lastError.Store(err)
+			// Statements after the one that aborted the transaction only repeat that it is aborted: keep the cause.
+			if err.Code != "25P02" {
+				g.lastError.Store(err)
+			}
 			return onError == nil || onError(conn, err)
 		}
 		config.AfterConnect = func(ctx context.Context, conn *pgconn.PgConn) error {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgonce/pgonce/idempotency"
 )
@@ -19,17 +20,23 @@ var ErrRunnerOwnsTransaction = errors.New("txn: the runner commits or rolls back
 // handedTx is the transaction a function gets: pgx.Tx in everything but its end. The same type is a savepoint, when
 // savepoint is not empty; that one is ended by whoever began it.
 type handedTx struct {
-	conn      *pgx.Conn
-	ended     *atomic.Bool // of the whole transaction: a function's goroutine may outlive it
-	count     *atomic.Int64
+	conn *pgx.Conn
+	*txState
 	savepoint string
 	closed    atomic.Bool // of this savepoint
+}
+
+// txState is shared by a transaction and its savepoints.
+type txState struct {
+	ended      atomic.Bool // a function's goroutine may outlive it
+	committed  atomic.Bool // the function has sent COMMIT or BEGIN itself
+	savepoints atomic.Int64
 }
 
 var _ pgx.Tx = (*handedTx)(nil)
 
 func newHandedTx(conn *pgx.Conn) *handedTx {
-	return &handedTx{conn: conn, ended: new(atomic.Bool), count: new(atomic.Int64)}
+	return &handedTx{conn: conn, txState: &txState{}}
 }
 
 // end takes the transaction away from the function.
@@ -47,11 +54,11 @@ func (t *handedTx) Begin(ctx context.Context) (pgx.Tx, error) {
 	if err := t.usable(); err != nil {
 		return nil, err
 	}
-	name := fmt.Sprintf("pgonce_%d", t.count.Add(1))
+	name := fmt.Sprintf("pgonce_%d", t.savepoints.Add(1))
 	if _, err := t.conn.Exec(ctx, "SAVEPOINT "+name); err != nil {
 		return nil, err
 	}
-	return &handedTx{conn: t.conn, ended: t.ended, count: t.count, savepoint: name}, nil
+	return &handedTx{conn: t.conn, txState: t.txState, savepoint: name}, nil
 }
 
 // Commit releases a savepoint; on the transaction itself it returns ErrRunnerOwnsTransaction.
@@ -118,7 +125,13 @@ func (t *handedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.Co
 	if err := t.usable(); err != nil {
 		return pgconn.CommandTag{}, err
 	}
-	return t.conn.Exec(ctx, sql, args...)
+	tag, err := t.conn.Exec(ctx, sql, args...)
+	switch tag.String() {
+	case "COMMIT", "BEGIN", "START TRANSACTION", "PREPARE TRANSACTION":
+		// What comes next may abort, and an aborted transaction cannot be asked whether it is still ours.
+		t.committed.Store(true)
+	}
+	return tag, err
 }
 
 // Query is pgx.Tx's.
@@ -146,15 +159,20 @@ func (t *handedTx) Conn() *pgx.Conn {
 }
 
 // closedRows and closedResults answer for a transaction that is over.
-type closedRows struct {
-	pgx.Rows
-	err error
-}
+type closedRows struct{ err error }
 
-func (r closedRows) Close()            {}
-func (r closedRows) Err() error        { return r.err }
-func (r closedRows) Next() bool        { return false }
-func (r closedRows) Scan(...any) error { return r.err }
+var _ pgx.Rows = closedRows{}
+
+func (r closedRows) Close()                                       {}
+func (r closedRows) Err() error                                   { return r.err }
+func (r closedRows) CommandTag() pgconn.CommandTag                { return pgconn.CommandTag{} }
+func (r closedRows) FieldDescriptions() []pgconn.FieldDescription { return nil }
+func (r closedRows) Next() bool                                   { return false }
+func (r closedRows) Scan(...any) error                            { return r.err }
+func (r closedRows) Values() ([]any, error)                       { return nil, r.err }
+func (r closedRows) RawValues() [][]byte                          { return nil }
+func (r closedRows) Conn() *pgx.Conn                              { return nil }
+func (r closedRows) TypeMap() *pgtype.Map                         { return nil }
 
 type closedResults struct{ err error }
 

@@ -17,11 +17,11 @@ The order service listens on %[1]s
 Try, in another terminal:
 
 1. An order: 201.
-  curl -i %[2]s -H 'Idempotency-Key: my-first' -d '{"customer":"ada","sku":"coffee","quantity":2}'
+  curl -i %[2]s -H 'Idempotency-Key: my-first' -d '{"customer":"c-7","sku":"coffee","quantity":2}'
 2. The same again, as after a timeout: the same bytes, and %[3]s: true.
-  curl -i %[2]s -H 'Idempotency-Key: my-first' -d '{"customer":"ada","sku":"coffee","quantity":2}'
+  curl -i %[2]s -H 'Idempotency-Key: my-first' -d '{"customer":"c-7","sku":"coffee","quantity":2}'
 3. The same key for another order: 422.
-  curl -i %[2]s -H 'Idempotency-Key: my-first' -d '{"customer":"ada","sku":"coffee","quantity":3}'
+  curl -i %[2]s -H 'Idempotency-Key: my-first' -d '{"customer":"c-7","sku":"coffee","quantity":3}'
 
   With "sku":"unicorn" it is out of stock: a 400, and the same 400 again. "coupon":"WELCOME" can be used once.
   curl %[1]s/stock/coffee shows what is left, curl %[1]s/orders/1 an order.

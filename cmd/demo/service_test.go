@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-const coffee = `{"customer":"ada","sku":"coffee","quantity":2}`
+const coffee = `{"customer":"c-7","sku":"coffee","quantity":2}`
 
 func TestPostOrder_RetryIsTheSameBytes(t *testing.T) {
 	t.Parallel()
@@ -90,7 +90,7 @@ func TestPostOrder_SlowFirstRequestIsInProgress(t *testing.T) {
 func TestPostOrder_OutOfStockIsReplayedAlsoWhenThereIsStockAgain(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, false, noThinking)
-	body := `{"customer":"ada","sku":"unicorn","quantity":1}`
+	body := `{"customer":"c-7","sku":"unicorn","quantity":1}`
 	first := s.post(t, "k1", body)
 	requireProblem(t, first, http.StatusBadRequest, "out-of-stock")
 	require.False(t, first.replayed())
@@ -116,7 +116,7 @@ func TestPostOrder_StockNeverGoesBelowZero(t *testing.T) {
 	for i := range customers {
 		group.Go(func() {
 			answers[i], errs[i] = s.try(t.Context(), http.MethodPost, "/orders", keyHeader(fmt.Sprint("k", i)),
-				strings.NewReader(`{"customer":"ada","sku":"unicorn","quantity":1}`))
+				strings.NewReader(`{"customer":"c-7","sku":"unicorn","quantity":1}`))
 		})
 	}
 	group.Wait()
@@ -136,7 +136,7 @@ func TestPostOrder_StockNeverGoesBelowZero(t *testing.T) {
 func TestPostOrder_CouponWorksOnce(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, false, noThinking)
-	body := `{"customer":"ada","sku":"tea","quantity":1,"coupon":"WELCOME"}`
+	body := `{"customer":"c-7","sku":"tea","quantity":1,"coupon":"WELCOME"}`
 	first := s.post(t, "k1", body)
 	require.Equal(t, http.StatusCreated, first.status)
 	second := s.post(t, "k2", body)
@@ -201,13 +201,13 @@ func TestPostOrder_InvalidRequestsNameFieldAndRule(t *testing.T) {
 		"NoJSON":         {keyHeader("k"), `order!`, "body", "must be a JSON object"},
 		"Array":          {keyHeader("k"), `[]`, "body", "must be a JSON object"},
 		"TwoObjects":     {keyHeader("k"), coffee + coffee, "body", "nothing behind it"},
-		"UnknownMember":  {keyHeader("k"), `{"customer":"ada","sku":"tea","quantity":1,"price":0}`, "body", "nothing else"},
+		"UnknownMember":  {keyHeader("k"), `{"customer":"c-7","sku":"tea","quantity":1,"price":0}`, "body", "nothing else"},
 		"WrongType":      {keyHeader("k"), `{"customer":1}`, "customer", "must be a string"},
-		"Fraction":       {keyHeader("k"), `{"customer":"ada","sku":"tea","quantity":1.5}`, "quantity", "must be an integer"},
+		"Fraction":       {keyHeader("k"), `{"customer":"c-7","sku":"tea","quantity":1.5}`, "quantity", "must be an integer"},
 		"NoCustomer":     {keyHeader("k"), `{"sku":"tea","quantity":1}`, "customer", "must be 1 to 100 bytes"},
-		"NoSKU":          {keyHeader("k"), `{"customer":"ada","quantity":1}`, "sku", "must be 1 to 100 bytes"},
-		"NoQuantity":     {keyHeader("k"), `{"customer":"ada","sku":"tea"}`, "quantity", "must be from 1 to 1000"},
-		"Negative":       {keyHeader("k"), `{"customer":"ada","sku":"tea","quantity":-1}`, "quantity", "must be from 1 to 1000"},
+		"NoSKU":          {keyHeader("k"), `{"customer":"c-7","quantity":1}`, "sku", "must be 1 to 100 bytes"},
+		"NoQuantity":     {keyHeader("k"), `{"customer":"c-7","sku":"tea"}`, "quantity", "must be from 1 to 1000"},
+		"Negative":       {keyHeader("k"), `{"customer":"c-7","sku":"tea","quantity":-1}`, "quantity", "must be from 1 to 1000"},
 		"NUL":            {keyHeader("k"), `{"customer":"a\u0000","sku":"tea","quantity":1}`, "customer", "without control characters"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -95,7 +95,7 @@ func TestCheck_FindsDuplicatesAndLies(t *testing.T) {
 	s := newShop(t, false, noThinking)
 	rows, err := s.pool.Query(t.Context(), `
 		INSERT INTO demo.orders (idempotency_key, customer, sku, quantity)
-		SELECT key, 'ada', 'tea', 1 FROM unnest(ARRAY['good', 'twice', 'twice', 'hidden', 'other']) key RETURNING id`)
+		SELECT key, 'c-7', 'tea', 1 FROM unnest(ARRAY['good', 'twice', 'twice', 'hidden', 'other']) key RETURNING id`)
 	require.NoError(t, err)
 	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	require.NoError(t, err)
