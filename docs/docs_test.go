@@ -1,0 +1,117 @@
+// Package docs_test keeps the documents in step with the code.
+package docs_test
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/txn"
+)
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", filepath.FromSlash(name)))
+	require.NoError(t, err)
+	return string(text)
+}
+
+// files returns the repository's files with this ending, below the root.
+func files(t *testing.T, ending string) (found []string) {
+	t.Helper()
+	require.NoError(t, filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if d != nil && d.IsDir() && (d.Name() == "bin" || d.Name() == ".git") {
+			return fs.SkipDir
+		}
+		if err == nil && strings.HasSuffix(path, ending) {
+			found = append(found, filepath.ToSlash(strings.TrimPrefix(path, ".."+string(filepath.Separator))))
+		}
+		return err
+	}))
+	return found
+}
+
+func TestRules_EveryPlaceExists(t *testing.T) {
+	t.Parallel()
+	var tests strings.Builder
+	for _, name := range files(t, "_test.go") {
+		tests.WriteString(read(t, name))
+	}
+	row := regexp.MustCompile("(?m)^\\| .+ \\| `([^`]+)` `([^`]+)` \\| `([^`]+)` \\|$")
+	rows := row.FindAllStringSubmatch(read(t, "docs/rules.md"), -1)
+	require.Greater(t, len(rows), 40)
+	lines := regexp.MustCompile(`(?m)^\| [^-]`).FindAllString(read(t, "docs/rules.md"), -1)
+	heads := strings.Count(read(t, "docs/rules.md"), "| rule | code | test |")
+	require.Len(t, rows, len(lines)-heads, "every row has the form: rule, `file` `text`, `test`")
+	for _, r := range rows {
+		// True, and not Contains: a failure would print the whole file.
+		require.True(t, strings.Contains(read(t, r[1]), r[2]), "not in %s: %s", r[1], r[2])
+		require.True(t, regexp.MustCompile(`func `+r[3]+`\w*\(`).MatchString(tests.String()), "no test begins with %s", r[3])
+	}
+}
+
+func TestDefaults_TableIsTheCode(t *testing.T) {
+	t.Parallel()
+	text := read(t, "docs/defaults.md")
+	op := idempotency.Operation{Name: "x"}.WithDefaults()
+	human := func(d time.Duration) string {
+		if d%time.Hour == 0 {
+			return fmt.Sprintf("%d h", d/time.Hour)
+		}
+		return fmt.Sprintf("%d s", d/time.Second)
+	}
+	thousands := func(n int) string { return fmt.Sprintf("%d,%03d", n/1000, n%1000) }
+	for _, row := range []string{
+		"| Wait | " + human(op.Wait) + " |",
+		"| Retention | " + human(op.Retention) + " |",
+		fmt.Sprintf("| ResultLimit | %d MiB |", op.ResultLimit>>20),
+		"| Lease | " + human(op.Lease) + " |",
+		"| Takeover | " + string(op.Takeover) + " |",
+		"| Codec | `" + txn.JSON{}.Name() + "` |",
+		fmt.Sprintf("| MaxRetries | %d |", txn.DefaultMaxRetries),
+		"| MaxWaiters | " + thousands(txn.DefaultMaxWaiters) + " |",
+		"| CommitTimeout | " + human(txn.DefaultCommitTimeout) + " |",
+		fmt.Sprintf("at least %d min; `Forever`", idempotency.MinRetention/time.Minute),
+		fmt.Sprintf("| tenant | 1 to %d bytes |", idempotency.MaxTenantBytes),
+		fmt.Sprintf("| operation | 1 to %d bytes |", idempotency.MaxOperationBytes),
+		fmt.Sprintf("| key | %d to %d bytes |", idempotency.MinKeyBytes, idempotency.MaxKeyBytes),
+		fmt.Sprintf("| client | %d bytes |", idempotency.MaxClientBytes),
+		fmt.Sprintf("| stored error text | %d bytes, cut |", idempotency.MaxErrorBytes),
+	} {
+		require.Contains(t, text, row)
+	}
+}
+
+func TestReadme_GoCodeIsTheExample(t *testing.T) {
+	t.Parallel()
+	example := read(t, "txn/example_test.go")
+	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(read(t, "README.md"), -1)
+	require.GreaterOrEqual(t, len(blocks), 2)
+	for _, block := range blocks[:2] {
+		for _, part := range strings.Split(strings.TrimSpace(block[1]), "\n\n") {
+			require.Contains(t, example, part)
+		}
+	}
+}
+
+func TestLinks_LeadSomewhere(t *testing.T) {
+	t.Parallel()
+	link := regexp.MustCompile(`\]\(([^)#]+)[^)]*\)`)
+	for _, name := range files(t, ".md") {
+		for _, m := range link.FindAllStringSubmatch(read(t, name), -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			_, err := os.Stat(filepath.Join("..", filepath.Dir(name), m[1]))
+			require.NoError(t, err, "%s links to %s", name, m[1])
+		}
+	}
+}
