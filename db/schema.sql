@@ -6,6 +6,46 @@ CREATE SCHEMA idempotency;
 
 COMMENT ON SCHEMA idempotency IS 'pgonce: one record per idempotency key, committed in the same transaction as the business rows it stands for. Start with: SELECT * FROM idempotency.audit LIMIT 20.';
 
+CREATE DOMAIN idempotency.attempt_token AS bytea
+	CONSTRAINT records_attempt_token_check CHECK ((octet_length(VALUE) = 16));
+
+COMMENT ON DOMAIN idempotency.attempt_token IS '16 random bytes, not their text form.';
+
+CREATE DOMAIN idempotency.client_name AS text COLLATE pg_catalog."C"
+	CONSTRAINT records_client_check CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 255)));
+
+COMMENT ON DOMAIN idempotency.client_name IS 'Who called, 1 to 255 bytes.';
+
+CREATE DOMAIN idempotency.fingerprint AS bytea
+	CONSTRAINT records_fingerprint_check CHECK ((octet_length(VALUE) = 33));
+
+COMMENT ON DOMAIN idempotency.fingerprint IS 'Version byte and SHA-256, not their text form: 33 bytes.';
+
+CREATE DOMAIN idempotency.key_value AS text COLLATE pg_catalog."C"
+	CONSTRAINT records_key_check CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 255)));
+
+COMMENT ON DOMAIN idempotency.key_value IS 'A client''s unique value, 1 to 255 bytes.';
+
+CREATE DOMAIN idempotency.operation_name AS text COLLATE pg_catalog."C"
+	CONSTRAINT records_operation_check CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 128)));
+
+COMMENT ON DOMAIN idempotency.operation_name IS 'What a key is for, 1 to 128 bytes.';
+
+CREATE DOMAIN idempotency.record_state AS text COLLATE pg_catalog."C"
+	CONSTRAINT records_state_check CHECK ((VALUE = ANY (ARRAY['INIT'::text, 'PROCESSING'::text, 'SUCCESS'::text, 'FAILED'::text])));
+
+COMMENT ON DOMAIN idempotency.record_state IS 'A stored state of a record.';
+
+CREATE DOMAIN idempotency.takeover_rule AS text COLLATE pg_catalog."C"
+	CONSTRAINT records_takeover_check CHECK ((VALUE = ANY (ARRAY['RERUN'::text, 'RESUME'::text, 'RESOLVE'::text, 'MANUAL'::text])));
+
+COMMENT ON DOMAIN idempotency.takeover_rule IS 'What may happen when the owner of a leased record dies.';
+
+CREATE DOMAIN idempotency.tenant_name AS text COLLATE pg_catalog."C"
+	CONSTRAINT records_tenant_check CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 128)));
+
+COMMENT ON DOMAIN idempotency.tenant_name IS 'Whose key it is, 1 to 128 bytes.';
+
 CREATE FUNCTION idempotency.as_json(bytes bytea) RETURNS json
     LANGUAGE plpgsql STABLE STRICT COST 1000
     AS $$
@@ -17,6 +57,51 @@ END
 $$;
 
 COMMENT ON FUNCTION idempotency.as_json(bytes bytea) IS 'The bytes as JSON, NULL if they are none. Never raises.';
+
+CREATE FUNCTION idempotency.check_record() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    broken text := CASE
+        -- A generation is the fence that began it. Fences only grow, so it can never be ahead.
+        WHEN NEW.generation > NEW.fence
+            THEN 'records_fence_check'
+        WHEN NEW.state = 'INIT' AND (NEW.attempt <> 0 OR NEW.expires_at IS NULL
+                OR num_nonnulls(NEW.fingerprint, NEW.attempt_token, NEW.acquired_at, NEW.executor, NEW.lease_expires_at) > 0)
+            THEN 'records_init_check'
+        WHEN NEW.state <> 'INIT' AND (NEW.attempt < 1 OR NEW.fence < 1
+                OR num_nulls(NEW.fingerprint, NEW.attempt_token, NEW.acquired_at, NEW.executor) > 0)
+            THEN 'records_acquired_check'
+        WHEN NEW.state = 'PROCESSING' AND num_nulls(NEW.lease_expires_at, NEW.takeover) > 0
+            THEN 'records_processing_check'
+        WHEN NEW.state IN ('INIT', 'PROCESSING')
+                AND num_nonnulls(NEW.completed_at, NEW.result, NEW.result_type, NEW.result_expires_at) > 0
+            THEN 'records_open_check'
+        WHEN NEW.state IN ('SUCCESS', 'FAILED') AND (NEW.completed_at IS NULL OR NEW.lease_expires_at IS NOT NULL)
+            THEN 'records_final_check'
+        -- A result that is NULL while its type is not is a tombstone: done, result gone.
+        WHEN NEW.state = 'SUCCESS' AND NEW.result_type IS NULL
+            THEN 'records_success_check'
+        WHEN NEW.result IS NOT NULL AND NEW.result_type IS NULL
+            THEN 'records_result_check'
+        WHEN (NEW.state = 'FAILED') <> (NEW.error_code IS NOT NULL)
+                OR (NEW.error_code IS NULL) <> (NEW.error_message IS NULL)
+            THEN 'records_error_check'
+        -- In the transactional mode an error leaves nothing, so only a leased record can be worth another attempt.
+        WHEN NEW.retryable AND (NEW.state <> 'FAILED' OR NEW.takeover IS NULL)
+            THEN 'records_retryable_check'
+    END;
+BEGIN
+    IF broken IS NOT NULL THEN
+        RAISE EXCEPTION 'row of idempotency.records breaks the rule "%" of state %', broken, NEW.state
+            USING ERRCODE = 'check_violation', SCHEMA = 'idempotency', TABLE = 'records', CONSTRAINT = broken,
+                  HINT = 'Each rule is one line of the function idempotency.check_record: \sf idempotency.check_record';
+    END IF;
+    RETURN NEW;
+END
+$$;
+
+COMMENT ON FUNCTION idempotency.check_record() IS 'The shape of a record in each state: a rule that is broken is named as the constraint of the error.';
 
 CREATE FUNCTION idempotency.lock_id(tenant text, operation text, key text) RETURNS bigint
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -47,16 +132,16 @@ CREATE FUNCTION idempotency.schema_version() RETURNS integer
 COMMENT ON FUNCTION idempotency.schema_version() IS 'Version of this schema: the number of its newest migration.';
 
 CREATE TABLE idempotency.attempts (
-    tenant text NOT NULL COLLATE pg_catalog."C",
-    operation text NOT NULL COLLATE pg_catalog."C",
-    key text NOT NULL COLLATE pg_catalog."C",
+    tenant idempotency.tenant_name NOT NULL,
+    operation idempotency.operation_name NOT NULL,
+    key idempotency.key_value NOT NULL,
     id bigint NOT NULL,
     event text NOT NULL COLLATE pg_catalog."C",
     outcome text COLLATE pg_catalog."C",
     generation bigint NOT NULL,
     fence bigint NOT NULL,
     attempt integer NOT NULL,
-    attempt_token bytea,
+    attempt_token idempotency.attempt_token,
     executor text COLLATE pg_catalog."C",
     trace_id text COLLATE pg_catalog."C",
     started_at timestamp with time zone,
@@ -122,10 +207,10 @@ ALTER TABLE idempotency.attempts ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTIT
 COMMENT ON SEQUENCE idempotency.attempts_id_seq IS 'Source of attempts.id.';
 
 CREATE TABLE idempotency.records (
-    tenant text NOT NULL COLLATE pg_catalog."C",
-    operation text NOT NULL COLLATE pg_catalog."C",
-    key text NOT NULL COLLATE pg_catalog."C",
-    state text NOT NULL COLLATE pg_catalog."C",
+    tenant idempotency.tenant_name NOT NULL,
+    operation idempotency.operation_name NOT NULL,
+    key idempotency.key_value NOT NULL,
+    state idempotency.record_state NOT NULL,
     fence bigint NOT NULL,
     generation bigint NOT NULL,
     created_at timestamp with time zone NOT NULL,
@@ -136,34 +221,16 @@ CREATE TABLE idempotency.records (
     expires_at timestamp with time zone,
     attempt integer NOT NULL,
     retryable boolean DEFAULT false NOT NULL,
-    fingerprint bytea,
-    attempt_token bytea,
-    takeover text COLLATE pg_catalog."C",
+    fingerprint idempotency.fingerprint,
+    attempt_token idempotency.attempt_token,
+    takeover idempotency.takeover_rule,
     executor text COLLATE pg_catalog."C",
-    client text COLLATE pg_catalog."C",
+    client idempotency.client_name,
     trace_id text COLLATE pg_catalog."C",
     error_code text COLLATE pg_catalog."C",
     error_message text COLLATE pg_catalog."C",
     result_type text COLLATE pg_catalog."C",
-    result bytea,
-    CONSTRAINT records_acquired_check CHECK (((state = 'INIT'::text) OR ((attempt >= 1) AND (fence >= 1) AND (fingerprint IS NOT NULL) AND (attempt_token IS NOT NULL) AND (acquired_at IS NOT NULL) AND (executor IS NOT NULL)))),
-    CONSTRAINT records_attempt_token_check CHECK ((octet_length(attempt_token) = 16)),
-    CONSTRAINT records_client_check CHECK (((octet_length(client) >= 1) AND (octet_length(client) <= 255))),
-    CONSTRAINT records_error_check CHECK ((((state = 'FAILED'::text) = (error_code IS NOT NULL)) AND ((error_code IS NULL) = (error_message IS NULL)))),
-    CONSTRAINT records_fence_check CHECK ((generation <= fence)),
-    CONSTRAINT records_final_check CHECK (((state <> ALL (ARRAY['SUCCESS'::text, 'FAILED'::text])) OR ((completed_at IS NOT NULL) AND (lease_expires_at IS NULL)))),
-    CONSTRAINT records_fingerprint_check CHECK ((octet_length(fingerprint) = 33)),
-    CONSTRAINT records_init_check CHECK (((state <> 'INIT'::text) OR ((attempt = 0) AND (fingerprint IS NULL) AND (attempt_token IS NULL) AND (acquired_at IS NULL) AND (executor IS NULL) AND (lease_expires_at IS NULL) AND (expires_at IS NOT NULL)))),
-    CONSTRAINT records_key_check CHECK (((octet_length(key) >= 1) AND (octet_length(key) <= 255))),
-    CONSTRAINT records_open_check CHECK (((state = ANY (ARRAY['SUCCESS'::text, 'FAILED'::text])) OR ((completed_at IS NULL) AND (result IS NULL) AND (result_type IS NULL) AND (result_expires_at IS NULL)))),
-    CONSTRAINT records_operation_check CHECK (((octet_length(operation) >= 1) AND (octet_length(operation) <= 128))),
-    CONSTRAINT records_processing_check CHECK (((state <> 'PROCESSING'::text) OR ((lease_expires_at IS NOT NULL) AND (takeover IS NOT NULL)))),
-    CONSTRAINT records_result_check CHECK (((result IS NULL) OR (result_type IS NOT NULL))),
-    CONSTRAINT records_retryable_check CHECK (((NOT retryable) OR ((state = 'FAILED'::text) AND (takeover IS NOT NULL)))),
-    CONSTRAINT records_state_check CHECK ((state = ANY (ARRAY['INIT'::text, 'PROCESSING'::text, 'SUCCESS'::text, 'FAILED'::text]))),
-    CONSTRAINT records_success_check CHECK (((state <> 'SUCCESS'::text) OR (result_type IS NOT NULL))),
-    CONSTRAINT records_takeover_check CHECK ((takeover = ANY (ARRAY['RERUN'::text, 'RESUME'::text, 'RESOLVE'::text, 'MANUAL'::text]))),
-    CONSTRAINT records_tenant_check CHECK (((octet_length(tenant) >= 1) AND (octet_length(tenant) <= 128)))
+    result bytea
 );
 
 COMMENT ON TABLE idempotency.records IS 'One row per idempotency key, the only proof that an operation was done. Written by the library in the transaction of the business rows. Never change it by hand: use the operator''s command. People read the view idempotency.audit.';
@@ -216,38 +283,14 @@ COMMENT ON COLUMN idempotency.records.result_type IS 'Codec and version of the r
 
 COMMENT ON COLUMN idempotency.records.result IS 'The answer that a duplicate gets, byte for byte. NULL with a result_type: a tombstone (done, answer gone); the key is still never run again.';
 
-COMMENT ON CONSTRAINT records_acquired_check ON idempotency.records IS 'Every state but INIT: somebody acquired it, with a request.';
-
-COMMENT ON CONSTRAINT records_attempt_token_check ON idempotency.records IS '16 bytes, not their text form.';
-
-COMMENT ON CONSTRAINT records_error_check ON idempotency.records IS 'FAILED, and only FAILED: has a code and a text.';
-
-COMMENT ON CONSTRAINT records_fence_check ON idempotency.records IS 'A generation is the fence that began it, so it is never ahead.';
-
-COMMENT ON CONSTRAINT records_final_check ON idempotency.records IS 'SUCCESS, FAILED: an end, and no lease.';
-
-COMMENT ON CONSTRAINT records_fingerprint_check ON idempotency.records IS 'Version byte and SHA-256, not their text form.';
-
-COMMENT ON CONSTRAINT records_init_check ON idempotency.records IS 'INIT: an issued token, bound to nothing yet, and never kept for ever.';
-
-COMMENT ON CONSTRAINT records_open_check ON idempotency.records IS 'INIT, PROCESSING: no outcome.';
-
-COMMENT ON CONSTRAINT records_processing_check ON idempotency.records IS 'PROCESSING: has a lease and the rule for its owner''s death.';
-
-COMMENT ON CONSTRAINT records_result_check ON idempotency.records IS 'Bytes without a codec could not be replayed.';
-
-COMMENT ON CONSTRAINT records_retryable_check ON idempotency.records IS 'Retryable: only FAILED, only in the leased mode.';
-
-COMMENT ON CONSTRAINT records_success_check ON idempotency.records IS 'SUCCESS: has a result or had one.';
-
 CREATE VIEW idempotency.audit AS
  SELECT tenant,
     operation,
     key,
         CASE
-            WHEN ((state = 'PROCESSING'::text) AND (lease_expires_at <= statement_timestamp())) THEN 'TIMEOUT'::text
-            WHEN ((state <> 'PROCESSING'::text) AND (expires_at <= statement_timestamp())) THEN 'EXPIRED'::text
-            ELSE state
+            WHEN (((state)::text = 'PROCESSING'::text) AND (lease_expires_at <= statement_timestamp())) THEN 'TIMEOUT'::text
+            WHEN (((state)::text <> 'PROCESSING'::text) AND (expires_at <= statement_timestamp())) THEN 'EXPIRED'::text
+            ELSE (state)::text
         END AS state,
     date_trunc('second'::text, (statement_timestamp() - created_at)) AS age,
     (COALESCE(completed_at, statement_timestamp()) - acquired_at) AS duration,
@@ -266,7 +309,7 @@ CREATE VIEW idempotency.audit AS
     lease_expires_at,
     expires_at,
         CASE
-            WHEN ((state <> 'PROCESSING'::text) AND (expires_at IS NOT NULL)) THEN date_trunc('second'::text, GREATEST((expires_at - statement_timestamp()), '00:00:00'::interval))
+            WHEN (((state)::text <> 'PROCESSING'::text) AND (expires_at IS NOT NULL)) THEN date_trunc('second'::text, GREATEST((expires_at - statement_timestamp()), '00:00:00'::interval))
             ELSE NULL::interval
         END AS retention_left,
     result_type,
@@ -338,10 +381,10 @@ CREATE VIEW idempotency.daily AS
     tenant,
     operation,
     count(*) AS records,
-    count(*) FILTER (WHERE (state = 'SUCCESS'::text)) AS success,
-    count(*) FILTER (WHERE (state = 'FAILED'::text)) AS failed,
-    count(*) FILTER (WHERE (state = 'PROCESSING'::text)) AS processing,
-    count(*) FILTER (WHERE (state = 'INIT'::text)) AS issued,
+    count(*) FILTER (WHERE ((state)::text = 'SUCCESS'::text)) AS success,
+    count(*) FILTER (WHERE ((state)::text = 'FAILED'::text)) AS failed,
+    count(*) FILTER (WHERE ((state)::text = 'PROCESSING'::text)) AS processing,
+    count(*) FILTER (WHERE ((state)::text = 'INIT'::text)) AS issued,
     percentile_cont((0.50)::double precision) WITHIN GROUP (ORDER BY (completed_at - acquired_at)) AS p50_duration,
     percentile_cont((0.95)::double precision) WITHIN GROUP (ORDER BY (completed_at - acquired_at)) AS p95_duration
    FROM idempotency.records r
@@ -394,7 +437,7 @@ CREATE VIEW idempotency.stale AS
     fence,
     generation
    FROM idempotency.records r
-  WHERE ((state = 'PROCESSING'::text) AND (lease_expires_at <= statement_timestamp()));
+  WHERE (((state)::text = 'PROCESSING'::text) AND (lease_expires_at <= statement_timestamp()));
 
 COMMENT ON VIEW idempotency.stale IS 'PROCESSING records past their lease: the owner died or hangs. The compensator and the next caller act as takeover says; MANUAL waits for a person.';
 
@@ -442,6 +485,10 @@ CREATE INDEX records_result_expires_at_idx ON idempotency.records USING btree (r
 
 COMMENT ON INDEX idempotency.records_result_expires_at_idx IS 'For dropping results before their records. Holds only results with an end of their own.';
 
-CREATE INDEX records_stale_idx ON idempotency.records USING btree (lease_expires_at) WHERE (state = 'PROCESSING'::text);
+CREATE INDEX records_stale_idx ON idempotency.records USING btree (lease_expires_at) WHERE ((state)::text = 'PROCESSING'::text);
 
 COMMENT ON INDEX idempotency.records_stale_idx IS 'For takeover and rescue, and for the view idempotency.stale. Holds leased records while they run, nothing else.';
+
+CREATE TRIGGER records_check BEFORE INSERT OR UPDATE ON idempotency.records FOR EACH ROW EXECUTE FUNCTION idempotency.check_record();
+
+COMMENT ON TRIGGER records_check ON idempotency.records IS 'Runs idempotency.check_record. A trigger and not CHECKs, which PostgreSQL would plan anew for every insert.';

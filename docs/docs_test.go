@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgonce/pgonce/db"
 	"github.com/pgonce/pgonce/idempotency"
 	"github.com/pgonce/pgonce/txn"
 )
@@ -114,4 +115,10 @@ func TestLinks_LeadSomewhere(t *testing.T) {
 			require.NoError(t, err, "%s links to %s", name, m[1])
 		}
 	}
+}
+
+func TestSchemaVersion_OneNumber(t *testing.T) {
+	t.Parallel()
+	// txn must not import db, which brings goose.
+	require.Equal(t, db.SchemaVersion, idempotency.SchemaVersion)
 }

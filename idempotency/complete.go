@@ -48,7 +48,7 @@ func (s *Store) params(c *Completion, durable bool) dbsqlc.RecordInsertParams {
 	if c.ResultRetention != c.Retention {
 		p.ResultRetentionUs = microseconds(c.ResultRetention) // else NULL, which keeps it out of the index of results to drop
 	}
-	if c.State == Failed {
+	if c.State == StateFailed {
 		code, message := storable(c.ErrorCode, MaxErrorBytes), storable(c.ErrorMessage, MaxErrorBytes)
 		p.ErrorCode, p.ErrorMessage = &code, &message
 	}
@@ -97,14 +97,14 @@ func storable(text string, limit int) string {
 	return text
 }
 
-// Commit records the outcome and commits the transaction that Begin opened, in one round trip: the record, a Sync,
+// Complete records the outcome and commits the transaction that Acquire opened, in one round trip: the record, a Sync,
 // COMMIT. The Sync makes COMMIT run also when the record was refused; it then answers ROLLBACK.
 //
 // Definite errors, nothing was committed: ErrRecordExists (look at the key again), ErrTransactionEnded (by the
 // function's own SQL; what that committed stays), ErrRestart (run everything again), or the server's error.
 // ErrOutcomeUnknown: COMMIT was sent and its answer never came. ctx must not be the request's: cancelling it does not
 // take COMMIT back.
-func (s *Store) Commit(ctx context.Context, conn *pgx.Conn, c *Completion) (Record, error) {
+func (s *Store) Complete(ctx context.Context, conn *pgx.Conn, c *Completion) (Record, error) {
 	params := s.params(c, true)
 	st, values := recordInsert, [][]byte(nil)
 	if c.Acquired.Found {
@@ -120,7 +120,7 @@ func (s *Store) Commit(ctx context.Context, conn *pgx.Conn, c *Completion) (Reco
 	if err := to.send(ctx, st, values...); err != nil {
 		return Record{}, err
 	}
-	if c.State == Failed {
+	if c.State == StateFailed {
 		if err := to.send(ctx, attemptFailed, values[0], values[1], values[2], values[8]); err != nil {
 			return Record{}, err
 		}
@@ -135,7 +135,7 @@ func (s *Store) Commit(ctx context.Context, conn *pgx.Conn, c *Completion) (Reco
 	return s.readCommit(to, c)
 }
 
-// prepareRare prepares what Begin did not, because few transactions need it.
+// prepareRare prepares what Acquire did not, because few transactions need it.
 func (s *Store) prepareRare(ctx context.Context, conn *pgx.Conn, c *Completion) error {
 	if !s.named {
 		return nil
@@ -145,7 +145,7 @@ func (s *Store) prepareRare(ctx context.Context, conn *pgx.Conn, c *Completion) 
 			return err
 		}
 	}
-	if c.State == Failed {
+	if c.State == StateFailed {
 		return prepare(ctx, conn, attemptFailed)
 	}
 	return nil
@@ -153,7 +153,7 @@ func (s *Store) prepareRare(ctx context.Context, conn *pgx.Conn, c *Completion) 
 
 func (s *Store) readCommit(to *sender, c *Completion) (Record, error) {
 	row, _, refused := to.next()
-	if refused == nil && c.State == Failed {
+	if refused == nil && c.State == StateFailed {
 		_, _, refused = to.next()
 	}
 	if refused != nil && !definite(refused) {
@@ -168,8 +168,11 @@ func (s *Store) readCommit(to *sender, c *Completion) (Record, error) {
 		return Record{}, commitLost(refused, err)
 	case refused != nil:
 		return Record{}, translate(refused)
+	case err != nil && Restartable(err):
+		return Record{}, fmt.Errorf("%w: %w", ErrRestart, err)
 	case err != nil:
-		return Record{}, fmt.Errorf("idempotency: commit: %w", translate(err))
+		// A deferred constraint or trigger of the service: its own error, whatever its SQLSTATE.
+		return Record{}, fmt.Errorf("idempotency: commit: %w", err)
 	}
 	_ = to.sync() // COMMIT has answered: what is lost behind it changes nothing
 	if tag.String() != "COMMIT" {
@@ -202,13 +205,13 @@ func (s *Store) record(c *Completion) Record {
 		Key: c.Request.Key, State: c.State, Fingerprint: c.Request.Fingerprint, AttemptToken: c.AttemptToken,
 		Executor: s.executor, Client: c.Request.Client, TraceID: storable(c.TraceID, MaxTraceBytes), ResultType: c.ResultType, Result: c.Result,
 	}
-	if c.State == Failed {
+	if c.State == StateFailed {
 		r.ErrorCode, r.ErrorMessage = storable(c.ErrorCode, MaxErrorBytes), storable(c.ErrorMessage, MaxErrorBytes)
 	}
 	return r
 }
 
-// CompleteTx records the outcome in a transaction of the caller, who commits. Errors as for Commit.
+// CompleteTx records the outcome in a transaction of the caller, who commits. Errors as for Complete.
 func (s *Store) CompleteTx(ctx context.Context, tx pgx.Tx, c *Completion) (Record, error) {
 	q, p := dbsqlc.New(tx), s.params(c, false)
 	var row dbsqlc.RecordInsertRow
@@ -226,7 +229,7 @@ func (s *Store) CompleteTx(ctx context.Context, tx pgx.Tx, c *Completion) (Recor
 	} else {
 		row, err = q.RecordInsert(ctx, p)
 	}
-	if err == nil && c.State == Failed {
+	if err == nil && c.State == StateFailed {
 		err = q.AttemptInsertFailed(ctx, dbsqlc.AttemptInsertFailedParams{
 			Tenant: p.Tenant, Operation: p.Operation, Key: p.Key, AttemptToken: p.AttemptToken,
 		})

@@ -8,8 +8,12 @@ import (
 
 // The outcomes a caller branches on. Typed errors below carry the facts and unwrap to one of these.
 var (
-	// ErrInvalid means that an argument or a configuration breaks a rule; see InvalidError. Nothing was sent to PostgreSQL.
+	// ErrInvalid means that what a caller sent breaks a rule (key, tenant, document); see InvalidError. Nothing was sent to
+	// PostgreSQL.
 	ErrInvalid = errors.New("idempotency: invalid argument")
+	// ErrConfig means that the program is put together wrongly (configuration, undeclared operation, missing fingerprint);
+	// see ConfigError. No caller can mend it.
+	ErrConfig = errors.New("idempotency: wrong configuration")
 	// ErrInProgress means that another attempt of this key is still running; see InProgressError. Retry with the same key.
 	ErrInProgress = errors.New("idempotency: key is in progress")
 	// ErrMismatch means that the key was used before with another payload; see MismatchError. Use a new key.
@@ -18,6 +22,9 @@ var (
 	ErrFailed = errors.New("idempotency: operation failed")
 	// ErrResultExpired means that the operation was done, but its stored result was dropped already. It is never run again.
 	ErrResultExpired = errors.New("idempotency: operation is done, its result has expired")
+	// ErrResultDecode means that the stored result does not decode into the type asked for; see ResultDecodeError. The
+	// operation is done and never run again.
+	ErrResultDecode = errors.New("idempotency: stored result does not decode")
 	// ErrResultTooLarge means that the result exceeds the operation's limit; everything was rolled back.
 	ErrResultTooLarge = errors.New("idempotency: result is too large")
 	// ErrOutcomeUnknown means that PostgreSQL could not be asked whether COMMIT happened. Retry with the same key: it
@@ -28,20 +35,22 @@ var (
 	ErrTransactionEnded = errors.New("idempotency: the function ended the transaction it was given")
 	// ErrWrongMode means that the key belongs to a leased record and was used in the transactional mode.
 	ErrWrongMode = errors.New("idempotency: key belongs to a leased operation, use the leased mode")
-	// ErrNested means that a function called its own runner again. Use the transaction it was given.
-	ErrNested = errors.New("idempotency: a running function called its own runner, use the transaction it was given")
+	// ErrNested means that a function called its own runner again. Call the other operation's code directly, with the
+	// transaction the function was given.
+	ErrNested = errors.New("idempotency: a running function called its own runner: call the other operation's code with the transaction it was given")
 	// ErrRestartOuter means that the caller's transaction is older than the record of this key (REPEATABLE READ or
 	// SERIALIZABLE). Roll it back and begin again: the record is visible then.
 	ErrRestartOuter = errors.New("idempotency: the caller's snapshot is older than the record, restart the outer transaction")
-	// ErrNotRecorded means that the caller's transaction did not commit the record: it was rolled back, or never committed.
-	ErrNotRecorded = errors.New("idempotency: no record of this attempt, the outer transaction did not commit")
+	// ErrNotRecorded means that the caller's transaction has not committed the record: it was rolled back, or it has not
+	// committed yet.
+	ErrNotRecorded = errors.New("idempotency: no record of this attempt, the outer transaction has not committed")
 	// ErrRecordExists means that another attempt has recorded an outcome of this key meanwhile: look at the key again. The
 	// runner does so by itself.
 	ErrRecordExists = errors.New("idempotency: another attempt has recorded an outcome of this key")
 	// ErrRestart means that the transaction failed in a way that a new run from its start may cure: a serialization
 	// failure, a deadlock, a lost connection. The runner runs it again by itself, a bounded number of times; from the
 	// runner this error says that it gave up. Nothing was recorded: retry later with the same key.
-	ErrRestart = errors.New("idempotency: transaction must be run again")
+	ErrRestart = errors.New("idempotency: the transaction did not get through, retry later with the same key")
 	// ErrAborted means that an SQL error had aborted the transaction although the function returned none: PostgreSQL
 	// rolled everything back. Return SQL errors, or handle them in a savepoint (tx.Begin).
 	ErrAborted = errors.New("idempotency: the transaction was aborted by an SQL error that the function did not return")
@@ -56,7 +65,7 @@ var (
 
 // InvalidError names the field and the rule it breaks. It unwraps to ErrInvalid.
 type InvalidError struct {
-	Field string // for example "key" or "Operation.Retention"
+	Field string // "tenant", "operation", "key", "client" or a part of a fingerprint
 	Rule  string // what the field must be, as a sentence's end: "must be at most 255 bytes"
 }
 
@@ -64,6 +73,17 @@ func (e *InvalidError) Error() string { return "idempotency: " + e.Field + " " +
 
 // Unwrap returns ErrInvalid.
 func (e *InvalidError) Unwrap() error { return ErrInvalid }
+
+// ConfigError names the field and the rule it breaks. It unwraps to ErrConfig.
+type ConfigError struct {
+	Field string // for example "Config.MaxRetries" or "Operation order.create: Retention"
+	Rule  string
+}
+
+func (e *ConfigError) Error() string { return "idempotency: " + e.Field + " " + e.Rule }
+
+// Unwrap returns ErrConfig.
+func (e *ConfigError) Unwrap() error { return ErrConfig }
 
 // InProgressError says when to try again. It unwraps to ErrInProgress.
 type InProgressError struct {
@@ -122,12 +142,12 @@ func (e *ResultDecodeError) Error() string {
 	return fmt.Sprintf("idempotency: decode stored result (%s, %d bytes): %v", e.ResultType, len(e.Result), e.Err)
 }
 
-// Unwrap returns the decoder's error.
-func (e *ResultDecodeError) Unwrap() error { return e.Err }
+// Unwrap returns ErrResultDecode and the decoder's error.
+func (e *ResultDecodeError) Unwrap() []error { return []error{ErrResultDecode, e.Err} }
 
 // SchemaError unwraps to ErrSchema and names what to run.
 type SchemaError struct {
-	Have, Want int // 0 = no schema at all
+	Have, Want int // versions; Have is 0 where there is no schema, or one too old to tell
 }
 
 func (e *SchemaError) Error() string {
@@ -136,7 +156,8 @@ func (e *SchemaError) Error() string {
 		have = "missing"
 	}
 	return fmt.Sprintf("%v: schema idempotency is %s, this program needs version %d or newer; "+
-		"call db.Migrate, or run: goose -dir db/migrations -table public.pgonce_goose_version postgres \"$PGONCE_DATABASE_URL\" up",
+		"call db.Migrate, or run: goose -dir db/migrations -table public.pgonce_goose_version postgres \"$DATABASE_URL\" up, "+
+		"or: psql \"$DATABASE_URL\" -v ON_ERROR_STOP=1 -f db/install.sql",
 		ErrSchema, have, e.Want)
 }
 

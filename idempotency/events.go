@@ -15,6 +15,7 @@ type Event interface{ event() }
 // Executed says that the function ran and its outcome was committed. Runs counts how often the function was entered.
 type Executed struct {
 	Key      Key
+	Strategy Strategy
 	State    State // Success or Failed
 	Runs     int
 	Duration time.Duration
@@ -24,15 +25,25 @@ type Executed struct {
 // to PostgreSQL.
 type Replayed struct {
 	Key      Key
+	Strategy Strategy
 	State    State
 	Shared   bool
 	Duration time.Duration
 }
 
-// Refused says that the caller got no outcome, for one of the sentinel errors (ErrInProgress, ErrMismatch, ErrResultExpired,
-// ErrWrongMode, ...).
+// Refused says that the caller got no outcome, and why: ErrInProgress, ErrMismatch, ErrResultExpired, ErrNewerRecord,
+// ErrWrongMode, ErrRestartOuter.
 type Refused struct {
 	Key      Key
+	Strategy Strategy
+	Err      error
+	Duration time.Duration
+}
+
+// Unresolved says that the call ended with ErrOutcomeUnknown.
+type Unresolved struct {
+	Key      Key
+	Strategy Strategy
 	Err      error
 	Duration time.Duration
 }
@@ -40,6 +51,7 @@ type Refused struct {
 // RolledBack says that the function or the database failed: everything was rolled back and nothing recorded.
 type RolledBack struct {
 	Key      Key
+	Strategy Strategy
 	Err      error
 	Duration time.Duration
 }
@@ -51,13 +63,13 @@ type Restarted struct {
 	Err error
 }
 
-// CommitUnknown says that COMMIT was sent and its answer never came. CommitResolved or an ErrOutcomeUnknown follows.
+// CommitUnknown says that COMMIT was sent and its answer never came. CommitResolved or Unresolved follows.
 type CommitUnknown struct {
 	Key Key
 	Err error
 }
 
-// CommitResolved says that it was found out what a lost COMMIT did.
+// CommitResolved says that it was found out what a lost COMMIT did: Committed, or it never will.
 type CommitResolved struct {
 	Key       Key
 	Committed bool
@@ -68,6 +80,7 @@ func (Executed) event()       {}
 func (Replayed) event()       {}
 func (Refused) event()        {}
 func (RolledBack) event()     {}
+func (Unresolved) event()     {}
 func (Restarted) event()      {}
 func (CommitUnknown) event()  {}
 func (CommitResolved) event() {}

@@ -7,7 +7,7 @@ import (
 
 // Front is a tier that stands before PostgreSQL: it may answer "done, here is the result" and "somebody is running it",
 // and never says "go ahead". Losing one changes speed, not answers, so an error of a front is never an error of the call.
-// A front is safe for concurrent use.
+// A front is safe for concurrent use. No front exists yet: the contract may still change with the first one.
 type Front interface {
 	// Lookup returns the final record of a key, only if it carries the same key and a fingerprint that fp matches.
 	// found is false for a miss and for everything that is not certain. It returns ErrMismatch if the front knows that

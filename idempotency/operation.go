@@ -1,16 +1,19 @@
 package idempotency
 
-import "time"
+import (
+	"errors"
+	"time"
+)
 
 // Strategy says which tiers answer an operation. PostgreSQL decides under all but Cache.
 type Strategy string
 
-// The strategies. The zero value means Hybrid where a front is configured, else Strict.
+// The strategies. The zero value means StrategyHybrid where a front is configured, else StrategyStrict.
 const (
-	Strict   Strategy = "STRICT"   // PostgreSQL only
-	Hybrid   Strategy = "HYBRID"   // fronts, then PostgreSQL
-	Cache    Strategy = "CACHE"    // Redis only, for effects that may be lost
-	Eventual Strategy = "EVENTUAL" // message inbox, records kept for ever
+	StrategyStrict   Strategy = "STRICT"   // PostgreSQL only
+	StrategyHybrid   Strategy = "HYBRID"   // fronts, then PostgreSQL
+	StrategyCache    Strategy = "CACHE"    // Redis only, for effects that may be lost
+	StrategyEventual Strategy = "EVENTUAL" // message inbox, records kept for ever
 )
 
 // Defaults of an Operation. A zero field means its default, -1 turns it off (or means "for ever", for a retention).
@@ -20,8 +23,8 @@ const (
 	DefaultLease       = 30 * time.Second
 	DefaultResultLimit = 1 << 20
 
-	// MinRetention keeps a record longer than any one call can last: longer than Wait, all tries, COMMIT's deadline and
-	// the time to find out what a lost COMMIT did. A shorter one could expire a record before its own caller reads it.
+	// MinRetention keeps a record longer than the wait for COMMIT's answer and the search for what a lost COMMIT did. A
+	// shorter one could expire a record before its own caller has found it.
 	MinRetention = 10 * time.Minute
 
 	// Forever keeps records, or results, without an end.
@@ -34,7 +37,7 @@ const (
 type Operation struct {
 	// Name is stored with every record, for example "order.create": 1 to 128 bytes.
 	Name string
-	// Strategy. Default: Hybrid where a front is configured, else Strict.
+	// Strategy. Default: StrategyHybrid where a front is configured, else StrategyStrict.
 	Strategy Strategy
 	// Wait is how long a duplicate waits for the running first call before it is told "in progress"; NoWait: at once.
 	// Default: 2 s.
@@ -51,11 +54,11 @@ type Operation struct {
 	// Tombstone stores a result over the limit as "done, result gone" instead of rolling back.
 	// Default: false.
 	Tombstone bool
-	// Lease is the leased mode's time of ownership between renewals.
+	// Lease is the time of ownership between renewals in the leased mode; the transactional mode has none.
 	// Default: 30 s.
 	Lease time.Duration
-	// Takeover is what may happen to a leased record whose owner died.
-	// Default: Manual.
+	// Takeover is what may happen to a leased record whose owner died; the transactional mode leaves none.
+	// Default: TakeoverManual.
 	Takeover Takeover
 }
 
@@ -81,26 +84,27 @@ func (o Operation) WithDefaults() Operation {
 		o.Lease = DefaultLease
 	}
 	if o.Takeover == "" {
-		o.Takeover = Manual
+		o.Takeover = TakeoverManual
 	}
 	return o
 }
 
 // Validate checks an operation that has its defaults. The error names field and rule.
 func (o Operation) Validate() error {
-	if err := validateOperation(o.Name); err != nil {
-		return err
+	var name *InvalidError
+	if err := validateOperation(o.Name); errors.As(err, &name) {
+		return &ConfigError{Field: "Operation.Name", Rule: name.Rule}
 	}
 	invalid := func(field, rule string) error {
-		return &InvalidError{Field: "Operation " + o.Name + ": " + field, Rule: rule}
+		return &ConfigError{Field: "Operation " + o.Name + ": " + field, Rule: rule}
 	}
 	switch o.Strategy {
-	case "", Strict, Hybrid, Cache, Eventual:
+	case "", StrategyStrict, StrategyHybrid, StrategyCache, StrategyEventual:
 	default:
 		return invalid("Strategy", "must be STRICT, HYBRID, CACHE or EVENTUAL")
 	}
 	switch o.Takeover {
-	case Rerun, Resume, Resolve, Manual:
+	case TakeoverRerun, TakeoverResume, TakeoverResolve, TakeoverManual:
 	default:
 		return invalid("Takeover", "must be RERUN, RESUME, RESOLVE or MANUAL")
 	}

@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"crypto/rand"
+	"log/slog"
 	"time"
 )
 
@@ -35,6 +36,12 @@ type Record struct {
 	Expired, TimedOut bool
 }
 
+// LogValue shows what a log may know: never the key's value, the result, or who called.
+func (r Record) LogValue() slog.Value {
+	return slog.GroupValue(slog.Any("key", r.Key), slog.String("state", string(r.State)), slog.Int64("fence", r.Fence),
+		slog.Int("attempt", r.Attempt), slog.String("executor", r.Executor))
+}
+
 // Clone returns a copy that shares no bytes with r.
 func (r Record) Clone() Record {
 	if r.Result != nil {
@@ -58,10 +65,10 @@ type Takeover string
 
 // The takeover rules.
 const (
-	Rerun   Takeover = "RERUN"   // run the function again from its start
-	Resume  Takeover = "RESUME"  // run it again, finished steps are replayed
-	Resolve Takeover = "RESOLVE" // ask the operation's resolver what happened
-	Manual  Takeover = "MANUAL"  // leave it to a person
+	TakeoverRerun   Takeover = "RERUN"   // run the function again from its start
+	TakeoverResume  Takeover = "RESUME"  // run it again, finished steps are replayed
+	TakeoverResolve Takeover = "RESOLVE" // ask the operation's resolver what happened
+	TakeoverManual  Takeover = "MANUAL"  // leave it to a person
 )
 
 // Request is one caller's wish to have an operation done once.
@@ -76,10 +83,10 @@ type Request struct {
 // Validate checks everything that can be checked without a database.
 func (r Request) Validate() error {
 	if r.Key.IsZero() {
-		return &InvalidError{Field: "Request.Key", Rule: "must be set: make it with Operation.Key(tenant, value)"}
+		return &ConfigError{Field: "Request.Key", Rule: "must be set: make it with Operation.Key(tenant, value)"}
 	}
 	if r.Fingerprint.IsZero() {
-		return &InvalidError{
+		return &ConfigError{
 			Field: "Request.Fingerprint",
 			Rule:  "must be set: use FingerprintBytes(payload), or NoFingerprint if the key alone decides",
 		}

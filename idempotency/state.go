@@ -8,20 +8,11 @@ type State string
 
 // The stored states.
 const (
-	Init       State = "INIT"       // an issued token nobody has used yet
-	Processing State = "PROCESSING" // leased mode only: the transactional mode writes its record once, at the end
-	Success    State = "SUCCESS"    // the business transaction committed, and this record with it
-	Failed     State = "FAILED"     // a recorded failure; final unless Record.Retryable
+	StateInit       State = "INIT"       // an issued token nobody has used yet
+	StateProcessing State = "PROCESSING" // leased mode only: the transactional mode writes its record once, at the end
+	StateSuccess    State = "SUCCESS"    // the business transaction committed, and this record with it
+	StateFailed     State = "FAILED"     // a recorded failure; final unless Record.Retryable
 )
-
-// Valid reports whether s is one of the stored states.
-func (s State) Valid() bool {
-	switch s {
-	case Init, Processing, Success, Failed:
-		return true
-	}
-	return false
-}
 
 // A Verdict is what the state machine says to a caller who presents a key.
 type Verdict string
@@ -56,7 +47,7 @@ func (a Acquisition) Verdict(fp Fingerprint, own ...AttemptToken) Verdict {
 	if !a.Locked {
 		return VerdictInProgress
 	}
-	if a.Found && !a.Record.Expired && a.Record.State != Init {
+	if a.Found && !a.Record.Expired && a.Record.State != StateInit {
 		// Locked, and yet a live record that is not final: only the leased mode leaves those behind.
 		if v, ok := a.Record.compare(fp); !ok {
 			return v
@@ -68,7 +59,7 @@ func (a Acquisition) Verdict(fp Fingerprint, own ...AttemptToken) Verdict {
 
 // verdict answers from the record alone, without the lock; ok is false where only the lock's holder may go on.
 func (r Record) verdict(found bool, fp Fingerprint, own []AttemptToken) (v Verdict, ok bool) {
-	if !found || (r.State != Success && r.State != Failed) {
+	if !found || (r.State != StateSuccess && r.State != StateFailed) {
 		return "", false
 	}
 	for _, token := range own {
@@ -82,7 +73,8 @@ func (r Record) verdict(found bool, fp Fingerprint, own []AttemptToken) (v Verdi
 	if v, ok := r.compare(fp); !ok {
 		return v, true
 	}
-	if r.Result == nil && r.ResultType != "" {
+	// A failure's code and message outlive its body: it is still that failure.
+	if r.Result == nil && r.State == StateSuccess {
 		return VerdictGone, true
 	}
 	return VerdictReplay, true

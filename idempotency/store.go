@@ -18,8 +18,8 @@ import (
 // SchemaVersion is the oldest idempotency.schema_version() this code works with.
 const SchemaVersion = 1
 
-// Store owns every SQL statement on our tables. It runs on connections and transactions that its caller owns, keeps no
-// state but its name, and is safe for concurrent use.
+// Store owns every SQL statement on our tables, for the packages of pgonce. It runs on connections and transactions that
+// its caller owns, and is safe for concurrent use.
 type Store struct {
 	executor string
 	named    bool
@@ -30,9 +30,8 @@ type Querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// NewStore returns a store that sends its statements as mode says: prepared by name, or unnamed for the modes that are
-// used behind a transaction pooler. Writes never use the simple protocol, whatever the mode: pgx reports a lost reply to
-// one of its statements as safe to repeat.
+// NewStore returns a store whose own transactions send their statements as mode says: prepared by name, or unnamed for
+// the modes that are used behind a transaction pooler. In a transaction of the caller they follow that one's mode.
 func NewStore(mode pgx.QueryExecMode) *Store {
 	return &Store{executor: newExecutor(), named: mode == pgx.QueryExecModeCacheStatement}
 }
@@ -65,12 +64,12 @@ func (s *Store) Check(ctx context.Context, q Querier) error {
 	return nil
 }
 
-// Begin opens a transaction and asks for the key, in one round trip: BEGIN, the key's advisory lock, the record. It
+// Acquire opens a transaction and asks for the key, in one round trip: BEGIN, the key's advisory lock, the record. It
 // never waits inside PostgreSQL and locks no row. On an error the connection is unusable or has no transaction open.
-func (s *Store) Begin(ctx context.Context, conn *pgx.Conn, key Key, iso pgx.TxIsoLevel) (Acquisition, error) {
+func (s *Store) Acquire(ctx context.Context, conn *pgx.Conn, key Key, iso pgx.TxIsoLevel) (Acquisition, error) {
 	begin := begin[iso]
 	if begin == nil {
-		return Acquisition{}, &InvalidError{Field: "isolation level", Rule: fmt.Sprintf("must be read committed, repeatable read or serializable, is %q", iso)}
+		return Acquisition{}, &ConfigError{Field: "isolation level", Rule: fmt.Sprintf("must be read committed, repeatable read or serializable, is %q", iso)}
 	}
 	if s.named {
 		// All at once, and before BEGIN: later ones would cost a round trip inside the transaction.
@@ -78,7 +77,7 @@ func (s *Store) Begin(ctx context.Context, conn *pgx.Conn, key Key, iso pgx.TxIs
 			return Acquisition{}, translate(err)
 		}
 	}
-	a, err := s.begin(ctx, conn, key, begin)
+	a, err := s.acquire(ctx, conn, key, begin)
 	if err != nil {
 		s.abandon(ctx, conn)
 		return Acquisition{}, fmt.Errorf("idempotency: acquire %v: %w", key, translate(err))
@@ -86,7 +85,7 @@ func (s *Store) Begin(ctx context.Context, conn *pgx.Conn, key Key, iso pgx.TxIs
 	return a, nil
 }
 
-func (s *Store) begin(ctx context.Context, conn *pgx.Conn, key Key, begin *statement) (a Acquisition, err error) {
+func (s *Store) acquire(ctx context.Context, conn *pgx.Conn, key Key, begin *statement) (a Acquisition, err error) {
 	to := &sender{conn: conn, pipeline: conn.PgConn().StartPipeline(ctx), named: s.named}
 	defer func() { err = errors.Join(err, to.pipeline.Close()) }()
 	for _, err := range []error{
@@ -101,7 +100,7 @@ func (s *Store) begin(ctx context.Context, conn *pgx.Conn, key Key, begin *state
 		}
 	}
 	if _, _, err := to.next(); err != nil {
-		return Acquisition{}, err
+		return Acquisition{}, readOnly(err) // of BEGIN
 	}
 	lock, _, err := to.next()
 	if err != nil {
@@ -129,7 +128,7 @@ func (s *Store) abandon(ctx context.Context, conn *pgx.Conn) {
 // rollbackTimeout is short: a connection that cannot answer ROLLBACK is closed instead, which ends its transaction too.
 const rollbackTimeout = 5 * time.Second
 
-// Rollback ends the transaction that Begin opened, also when ctx is cancelled. The connection is closed if that fails.
+// Rollback ends the transaction that Acquire opened, also when ctx is cancelled. The connection is closed if that fails.
 func (s *Store) Rollback(ctx context.Context, conn *pgx.Conn) error {
 	if conn.IsClosed() || conn.PgConn().TxStatus() == 'I' {
 		return nil

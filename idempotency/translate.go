@@ -32,8 +32,6 @@ func translate(err error) error {
 		}
 	case "3F000", "42P01", "42703", "42883": // invalid_schema_name, undefined_table, _column, _function
 		return fmt.Errorf("%w (%w)", &SchemaError{Want: SchemaVersion}, err)
-	case "25006": // read_only_sql_transaction
-		return fmt.Errorf("%w (%w)", ErrReadOnly, err)
 	}
 	if restartable(server.Code) {
 		return fmt.Errorf("%w: %w", ErrRestart, err)
@@ -54,4 +52,13 @@ func Restartable(err error) bool {
 
 func restartable(sqlstate string) bool {
 	return sqlstate == "40001" || sqlstate == "40P01" || sqlstate == "26000"
+}
+
+// readOnly recognises a standby by what BEGIN READ WRITE answers there.
+func readOnly(err error) error {
+	var server *pgconn.PgError
+	if errors.As(err, &server) && (server.Code == "0A000" || server.Code == "25006") {
+		return fmt.Errorf("%w (%w)", ErrReadOnly, err)
+	}
+	return err
 }

@@ -38,9 +38,9 @@ func (c *call) attempt(ctx context.Context) (outcome, error) {
 func (a *attempt) run(ctx context.Context) (outcome, error) {
 	c := a.call
 	var err error
-	a.guard, a.acquired, err = c.runner.begin(ctx, a.pooled.Conn(), c.req.Key)
+	a.guard, a.acquired, err = c.runner.acquire(ctx, a.pooled.Conn(), c.req.Key)
 	if err != nil {
-		return outcome{}, a.beginFailed(ctx, err)
+		return outcome{}, a.acquireFailed(ctx, err)
 	}
 	a.open = true
 	switch v := a.acquired.Verdict(c.req.Fingerprint, c.tokens...); v {
@@ -60,7 +60,7 @@ func (a *attempt) run(ctx context.Context) (outcome, error) {
 	return a.commit(ctx, done)
 }
 
-func (a *attempt) beginFailed(ctx context.Context, err error) error {
+func (a *attempt) acquireFailed(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return errors.Join(err, context.Cause(ctx))
@@ -117,7 +117,7 @@ func (a *attempt) runFunction(ctx context.Context) (*idempotency.Completion, err
 
 // transactionEnded: part of what the function did may be committed. It is recorded as failed, so that nothing runs twice.
 func (c *call) transactionEnded(err error) error {
-	c.final = &failure{code: codeTransactionEnded, message: idempotency.ErrTransactionEnded.Error(), cause: err}
+	c.final = &failure{code: CodeTransactionEnded, message: idempotency.ErrTransactionEnded.Error(), cause: err}
 	return errAgain
 }
 
@@ -166,7 +166,7 @@ func (a *attempt) commit(ctx context.Context, done *idempotency.Completion) (out
 	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.runner.config.CommitTimeout)
 	defer cancel()
 	a.guard.commitSent.Store(true)
-	record, err := c.runner.store.Commit(detached, conn, done)
+	record, err := c.runner.store.Complete(detached, conn, done)
 	if !conn.IsClosed() {
 		a.guard.commitSent.Store(false)
 	}
@@ -198,13 +198,13 @@ var canceled = func() context.Context {
 
 func (a *attempt) success(result payload) *idempotency.Completion {
 	done := a.completion(result)
-	done.State = idempotency.Success
+	done.State = idempotency.StateSuccess
 	return done
 }
 
 func (a *attempt) failure(f *failure) *idempotency.Completion {
 	done := a.completion(f.result)
-	done.State, done.ErrorCode, done.ErrorMessage = idempotency.Failed, f.code, f.message
+	done.State, done.ErrorCode, done.ErrorMessage = idempotency.StateFailed, f.code, f.message
 	return done
 }
 

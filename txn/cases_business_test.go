@@ -53,7 +53,7 @@ func TestCase_F08_KeyBelongsToItsOperationAndPayload(t *testing.T) {
 	require.Equal(t, 2, s.orders(t, "k1"))
 
 	_, err = returning(t, s, idempotency.Request{Key: mustKey(t, "t", "undeclared", "k"), Fingerprint: create.Fingerprint}, "", nil)
-	require.ErrorIs(t, err, idempotency.ErrInvalid)
+	require.ErrorIs(t, err, idempotency.ErrConfig)
 }
 
 func mustKey(t testing.TB, tenant, operation, value string) idempotency.Key {

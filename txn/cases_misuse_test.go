@@ -53,15 +53,15 @@ func TestCase_P05_TransactionEndedByTheFunctionNeverRunsAgain(t *testing.T) {
 				require.ErrorIs(t, err, idempotency.ErrTransactionEnded)
 				var failed *idempotency.FailedError
 				require.ErrorAs(t, err, &failed)
-				require.Equal(t, "transaction_ended", failed.Code)
+				require.Equal(t, txn.CodeTransactionEnded, failed.Code)
 				require.Equal(t, i > 0, res.Replayed)
 				require.Equal(t, 1, runs)
 			}
 			r, found := s.record(t, req)
 			require.True(t, found)
-			require.Equal(t, idempotency.Failed, r.State)
+			require.Equal(t, idempotency.StateFailed, r.State)
 			require.False(t, r.Retryable)
-			require.Equal(t, "transaction_ended", r.ErrorCode)
+			require.Equal(t, txn.CodeTransactionEnded, r.ErrorCode)
 			require.Equal(t, c.orders, s.orders(t, c.name))
 		})
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/pgonce/pgonce/idempotency"
 )
@@ -61,8 +62,12 @@ func encodeResult[T any](codec Codec, v T) (data []byte, resultType string, err 
 
 // decodeResult gives the stored result of an operation that is done: an error is about the bytes, never a reason to run.
 func decodeResult[T any](codec Codec, r idempotency.Record) (v T, err error) {
-	if r.ResultType == "" {
-		return v, nil // a failure without a body
+	if r.ResultType == "" || r.Result == nil && r.State == idempotency.StateFailed {
+		return v, nil // a failure without a body, or whose body was dropped
+	}
+	if r.Result == nil {
+		// A lost COMMIT of a result over the limit: recorded without it.
+		return v, fmt.Errorf("%w: completed at %s", idempotency.ErrResultExpired, r.CompletedAt.Format(time.RFC3339))
 	}
 	fail := func(err error) (T, error) {
 		var zero T
@@ -82,9 +87,11 @@ func decodeResult[T any](codec Codec, r idempotency.Record) (v T, err error) {
 		*raw = cloneBytes(r.Result)
 		return v, nil
 	}
-	if r.ResultType == rawJSONType {
-		codec = JSON{}
-	} else if r.ResultType != codec.Name() {
+	switch r.ResultType {
+	case codec.Name():
+	case rawJSONType, JSON{}.Name():
+		codec = JSON{} // also of a runner that has another codec now: what an older release wrote stays readable
+	default:
 		return fail(fmt.Errorf("this runner's codec is %s", codec.Name()))
 	}
 	if err := codec.Decode(r.Result, &v); err != nil {

@@ -3,7 +3,6 @@ package txn
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,7 +17,7 @@ const (
 	DefaultCommitTimeout = 30 * time.Second
 )
 
-// Config configures a Runner. A zero field means its default, -1 turns it off.
+// Config configures a Runner. A zero field means its default.
 type Config struct {
 	// Operations are all operations this runner serves, each declared once. Required.
 	Operations []idempotency.Operation
@@ -30,11 +29,12 @@ type Config struct {
 	// watches pages: raise MaxRetries there.
 	// Default: pgx.ReadCommitted.
 	Isolation pgx.TxIsoLevel
-	// MaxRetries is how often the function is run again after a serialization failure, a deadlock or a lost connection.
+	// MaxRetries is how often the transaction is run again after a serialization failure, a deadlock, or a connection that
+	// was lost or could not be made; -1: never.
 	// Default: 5.
 	MaxRetries int
 	// MaxWaiters bounds the calls of this runner that wait for another attempt of their key; more are told "in progress"
-	// at once.
+	// at once; -1: nobody waits.
 	// Default: 1,000.
 	MaxWaiters int
 	// CommitTimeout bounds the wait for COMMIT's answer, and then the time to find out what a lost COMMIT did.
@@ -43,9 +43,6 @@ type Config struct {
 	// OnEvent receives what happens, for traces and metrics.
 	// Default: none.
 	OnEvent idempotency.OnEvent
-	// Logger gets what an operator must see and no caller does; it is quiet when all is well.
-	// Default: slog.Default().
-	Logger *slog.Logger
 	// TraceID names the trace a call belongs to; it is stored with the record.
 	// Default: none.
 	TraceID func(context.Context) string
@@ -74,9 +71,6 @@ func (c *Config) withDefaults() Config {
 	if d.OnEvent == nil {
 		d.OnEvent = func(context.Context, idempotency.Event) {}
 	}
-	if d.Logger == nil {
-		d.Logger = slog.Default()
-	}
 	if d.TraceID == nil {
 		d.TraceID = func(context.Context) string { return "" }
 	}
@@ -85,7 +79,7 @@ func (c *Config) withDefaults() Config {
 
 func (c *Config) validate() error {
 	invalid := func(field, rule string) error {
-		return &idempotency.InvalidError{Field: "Config." + field, Rule: rule}
+		return &idempotency.ConfigError{Field: "Config." + field, Rule: rule}
 	}
 	switch c.Isolation {
 	case pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable:
@@ -117,10 +111,13 @@ func (c *Config) operations() (map[string]*operation, error) {
 			return nil, err
 		}
 		if ops[op.Name] != nil {
-			return nil, &idempotency.InvalidError{Field: "Config.Operations", Rule: fmt.Sprintf("must be declared once each, %q is there twice", op.Name)}
+			return nil, &idempotency.ConfigError{Field: "Config.Operations", Rule: fmt.Sprintf("must be declared once each, %q is there twice", op.Name)}
 		}
-		if op.Strategy == idempotency.Cache || op.Strategy == idempotency.Hybrid {
-			return nil, &idempotency.InvalidError{
+		if op.Strategy == "" {
+			op.Strategy = idempotency.StrategyStrict
+		}
+		if op.Strategy != idempotency.StrategyStrict {
+			return nil, &idempotency.ConfigError{
 				Field: "Operation " + op.Name + ": Strategy",
 				Rule:  "must be STRICT (or left out) in a runner without fronts, is " + string(op.Strategy),
 			}

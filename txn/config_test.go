@@ -46,15 +46,15 @@ func TestNew_WrongConfigurationNamesFieldAndRule(t *testing.T) {
 		"no configuration":           {nil, "Config.Operations"},
 		"no operation":               {&txn.Config{}, "Config.Operations"},
 		"operation twice":            {&txn.Config{Operations: []idempotency.Operation{create, create}}, "Config.Operations"},
-		"nameless operation":         {op(func(o *idempotency.Operation) { o.Name = "" }), "operation"},
-		"long name":                  {op(func(o *idempotency.Operation) { o.Name = strings.Repeat("x", 129) }), "operation"},
+		"nameless operation":         {op(func(o *idempotency.Operation) { o.Name = "" }), "Operation.Name"},
+		"long name":                  {op(func(o *idempotency.Operation) { o.Name = strings.Repeat("x", 129) }), "Operation.Name"},
 		"retention below the floor":  {op(func(o *idempotency.Operation) { o.Retention = time.Minute }), "Operation order.create: Retention"},
 		"negative wait":              {op(func(o *idempotency.Operation) { o.Wait = -2 }), "Operation order.create: Wait"},
 		"wait beyond retention":      {op(func(o *idempotency.Operation) { o.Wait = 40 * time.Hour }), "Operation order.create: Wait"},
 		"result outlives its record": {op(func(o *idempotency.Operation) { o.ResultRetention = 100 * time.Hour }), "Operation order.create: ResultRetention"},
 		"result for ever":            {op(func(o *idempotency.Operation) { o.ResultRetention = idempotency.Forever }), "Operation order.create: ResultRetention"},
 		"unknown strategy":           {op(func(o *idempotency.Operation) { o.Strategy = "FAST" }), "Operation order.create: Strategy"},
-		"strategy without a front":   {op(func(o *idempotency.Operation) { o.Strategy = idempotency.Cache }), "Operation order.create: Strategy"},
+		"strategy without a front":   {op(func(o *idempotency.Operation) { o.Strategy = idempotency.StrategyCache }), "Operation order.create: Strategy"},
 		"unknown takeover":           {op(func(o *idempotency.Operation) { o.Takeover = "STEAL" }), "Operation order.create: Takeover"},
 		"short lease":                {op(func(o *idempotency.Operation) { o.Lease = time.Millisecond }), "Operation order.create: Lease"},
 		"isolation":                  {with(func(c *txn.Config) { c.Isolation = "chaos" }), "Config.Isolation"},
@@ -66,11 +66,11 @@ func TestNew_WrongConfigurationNamesFieldAndRule(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, err := txn.New(lazyPool(t), test.config)
-			var invalid *idempotency.InvalidError
-			require.ErrorAs(t, err, &invalid)
-			require.ErrorIs(t, err, idempotency.ErrInvalid)
-			require.Equal(t, test.field, invalid.Field)
-			require.Contains(t, invalid.Rule, "must")
+			var wrong *idempotency.ConfigError
+			require.ErrorAs(t, err, &wrong)
+			require.ErrorIs(t, err, idempotency.ErrConfig)
+			require.Equal(t, test.field, wrong.Field)
+			require.Contains(t, wrong.Rule, "must")
 		})
 	}
 }
@@ -88,11 +88,24 @@ func TestNew_PoolWithoutTheHookIsReported(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
 	_, err = txn.New(pool, &txn.Config{Operations: []idempotency.Operation{create}})
-	require.ErrorIs(t, err, idempotency.ErrInvalid)
+	require.ErrorIs(t, err, idempotency.ErrConfig)
 	require.ErrorContains(t, err, "txn.ConfigurePool")
 
 	_, err = txn.New(nil, nil)
-	require.ErrorIs(t, err, idempotency.ErrInvalid)
+	require.ErrorIs(t, err, idempotency.ErrConfig)
+}
+
+func TestNew_SimpleProtocolIsRefused(t *testing.T) {
+	t.Parallel()
+	config, err := pgxpool.ParseConfig("postgres://nobody@127.0.0.1:1/none?default_query_exec_mode=simple_protocol")
+	require.NoError(t, err)
+	txn.ConfigurePool(config)
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	_, err = txn.New(pool, &txn.Config{Operations: []idempotency.Operation{create}})
+	require.ErrorIs(t, err, idempotency.ErrConfig)
+	require.ErrorContains(t, err, "QueryExecModeExec")
 }
 
 func TestConfigurePool_KeepsTheCallersHooks(t *testing.T) {
@@ -116,16 +129,19 @@ func TestCall_BadRequestIsRefusedBeforeAnySQL(t *testing.T) {
 	good := request(t, "k", "body")
 	undeclared, err := idempotency.Operation{Name: "other"}.Key("-", "k")
 	require.NoError(t, err)
+	_, err = s.place(t.Context(), idempotency.Request{Key: good.Key, Fingerprint: good.Fingerprint, Client: "\x00"})
+	var invalid *idempotency.InvalidError
+	require.ErrorAs(t, err, &invalid)
+	require.Equal(t, "client", invalid.Field)
 	for field, req := range map[string]idempotency.Request{
 		"Request.Key":         {Fingerprint: good.Fingerprint},
 		"Request.Fingerprint": {Key: good.Key},
-		"client":              {Key: good.Key, Fingerprint: good.Fingerprint, Client: "\x00"},
 		"operation":           {Key: undeclared, Fingerprint: good.Fingerprint},
 	} {
 		_, err := s.place(t.Context(), req)
-		var invalid *idempotency.InvalidError
-		require.ErrorAs(t, err, &invalid, field)
-		require.Equal(t, field, invalid.Field)
+		var wrong *idempotency.ConfigError
+		require.ErrorAs(t, err, &wrong, field)
+		require.Equal(t, field, wrong.Field)
 	}
 }
 
@@ -157,7 +173,7 @@ func TestCall_EveryQueryModeAndIsolationLevel(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{
 		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
-		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+		pgx.QueryExecModeExec,
 	} {
 		for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 			t.Run(mode.String()+", "+string(level), func(t *testing.T) {

@@ -15,17 +15,17 @@ import (
 
 var createOrder = idempotency.Operation{Name: "order.create"}
 
-// openRunner is done once, when the program starts.
-func openRunner(ctx context.Context, database string) (*txn.Runner, error) {
+// openPool and newOrderRunner are called once, when the program starts.
+func openPool(ctx context.Context, database string) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(database)
 	if err != nil {
 		return nil, err
 	}
 	txn.ConfigurePool(config)
-	pool, err := pgxpool.NewWithConfig(ctx, config)
-	if err != nil {
-		return nil, err
-	}
+	return pgxpool.NewWithConfig(ctx, config)
+}
+
+func newOrderRunner(pool *pgxpool.Pool) (*txn.Runner, error) {
 	return txn.New(pool, &txn.Config{Operations: []idempotency.Operation{createOrder}})
 }
 
@@ -46,12 +46,16 @@ func ExampleWithIdempotency() {
 	database, drop := pgtest.ExampleURL()
 	defer drop()
 	ctx := context.Background()
-	runner, err := openRunner(ctx, database)
+	pool, err := openPool(ctx, database)
 	if err != nil {
 		panic(err)
 	}
-	defer runner.Pool().Close()
-	if _, err := runner.Pool().Exec(ctx, `CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY, body json)`); err != nil {
+	defer pool.Close()
+	if _, err := pool.Exec(ctx, `CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY, body json)`); err != nil {
+		panic(err)
+	}
+	runner, err := newOrderRunner(pool)
+	if err != nil {
 		panic(err)
 	}
 

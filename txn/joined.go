@@ -26,7 +26,8 @@ type Joined[T any] struct {
 // the caller's too. It never waits: a key that somebody holds is idempotency.ErrInProgress at once. Under REPEATABLE READ
 // and SERIALIZABLE a record younger than the caller's snapshot is idempotency.ErrRestartOuter.
 //
-// A Final is recorded too, and lasts if the caller commits. Call AfterCommit after the commit.
+// A Final comes back as an error with a Joined beside it: commit to keep it, roll back to forget it. Any other error has
+// no Joined. Call AfterCommit after the commit. tx must be of the runner's database.
 func WithIdempotencyTx[T any](ctx context.Context, r *Runner, tx pgx.Tx, req idempotency.Request, fn func(context.Context, pgx.Tx) (T, error)) (*Joined[T], error) {
 	op, err := r.check(ctx, tx, req)
 	if err != nil {

@@ -80,7 +80,7 @@ func guardConnections(next func(context.Context, *pgx.ConnConfig) error) func(co
 	}
 }
 
-var errPoolNotConfigured = &idempotency.InvalidError{
+var errPoolNotConfigured = &idempotency.ConfigError{
 	Field: "pool",
 	Rule:  "must be made from a configuration that went through txn.ConfigurePool, as its last hook",
 }

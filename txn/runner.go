@@ -29,10 +29,10 @@ type operation struct {
 }
 
 // New returns a runner on a pool whose configuration went through ConfigurePool. It does not connect; the first call
-// checks the schema. The error is an *idempotency.InvalidError that names field and rule.
+// checks the schema. The error is an *idempotency.ConfigError that names field and rule.
 func New(pool *pgxpool.Pool, cfg *Config) (*Runner, error) {
 	if pool == nil {
-		return nil, &idempotency.InvalidError{Field: "pool", Rule: "must not be nil"}
+		return nil, &idempotency.ConfigError{Field: "pool", Rule: "must not be nil"}
 	}
 	config := cfg.withDefaults()
 	if err := config.validate(); err != nil {
@@ -46,6 +46,10 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Runner, error) {
 	if !configured(poolConfig) {
 		return nil, errPoolNotConfigured
 	}
+	if poolConfig.ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol {
+		// pgx reports a lost reply to a statement of the simple protocol as safe to repeat, also where it was a write.
+		return nil, &idempotency.ConfigError{Field: "pool", Rule: "must not use the simple protocol: use pgx.QueryExecModeExec behind a pooler"}
+	}
 	return &Runner{
 		pool:       pool,
 		store:      idempotency.NewStore(poolConfig.ConnConfig.DefaultQueryExecMode),
@@ -55,8 +59,9 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Runner, error) {
 	}, nil
 }
 
-// Pool returns the runner's pool.
-func (r *Runner) Pool() *pgxpool.Pool { return r.pool }
+// Check asks PostgreSQL whether the runner can work: for a program's start and its readiness. The errors are
+// idempotency.ErrSchema, ErrReadOnly (a standby), or the connection's.
+func (r *Runner) Check(ctx context.Context) error { return r.store.Check(ctx, r.pool) }
 
 // check refuses what needs no database to be refused, and once per runner a database we cannot work on.
 func (r *Runner) check(ctx context.Context, q idempotency.Querier, req idempotency.Request) (*operation, error) {
@@ -68,7 +73,7 @@ func (r *Runner) check(ctx context.Context, q idempotency.Querier, req idempoten
 	}
 	op := r.operations[req.Key.Operation()]
 	if op == nil {
-		return nil, &idempotency.InvalidError{
+		return nil, &idempotency.ConfigError{
 			Field: "operation",
 			Rule:  fmt.Sprintf("must be declared in Config.Operations, %q is not", req.Key.Operation()),
 		}
@@ -88,9 +93,9 @@ type rate struct{ scaled atomic.Int64 }
 const rateOne = 1 << 20
 
 // add may lose a concurrent call's update: it is an estimate.
-func (r *rate) add(hit bool) {
+func (r *rate) add(duplicate bool) {
 	old, target := r.scaled.Load(), int64(0)
-	if hit {
+	if duplicate {
 		target = rateOne
 	}
 	r.scaled.Store(old + (target-old)/32)
@@ -98,13 +103,13 @@ func (r *rate) add(hit bool) {
 
 func (r *rate) high() bool { return r.scaled.Load() > rateOne/2 }
 
-// begin gives the connection's guard and starts the transaction that asks for the key.
-func (r *Runner) begin(ctx context.Context, conn *pgx.Conn, key idempotency.Key) (*guard, idempotency.Acquisition, error) {
+// acquire gives the connection's guard and starts the transaction that asks for the key.
+func (r *Runner) acquire(ctx context.Context, conn *pgx.Conn, key idempotency.Key) (*guard, idempotency.Acquisition, error) {
 	g, err := guardOf(conn)
 	if err != nil {
 		return nil, idempotency.Acquisition{}, err
 	}
 	g.lastError.Store(nil)
-	a, err := r.store.Begin(ctx, conn, key, r.config.Isolation)
+	a, err := r.store.Acquire(ctx, conn, key, r.config.Isolation)
 	return g, a, err
 }

@@ -38,13 +38,13 @@ func (c *call) tries(ctx context.Context) (outcome, error) {
 		}
 		switch {
 		case err == nil:
-			c.resolved(ctx, out.own)
+			c.resolved(ctx, out.own && !out.fresh) // fresh: a later run committed, not the lost one
 			return out, nil
 		case errors.Is(err, errBusy):
-			if !waiting && !c.enterWait() {
+			if !waiting && !c.ghost && !c.enterWait() { // a ghost's key is our own: no waiter for somebody else
 				return outcome{}, c.ended(c.inProgress())
 			}
-			waiting = true
+			waiting = waiting || !c.ghost
 			if c.waitOver() {
 				return outcome{}, c.ended(c.inProgress())
 			}

@@ -185,25 +185,33 @@ func (r closedResults) Tx() pgx.Tx                       { return nil }
 type running struct {
 	runner *Runner
 	tx     pgx.Tx
+	outer  *running // of another runner, around this one
 }
 
 type runningKey struct{}
 
 // FromContext returns the transaction that runs around ctx: the one handed to the function whose context it is.
 func FromContext(ctx context.Context) (pgx.Tx, bool) {
-	r, ok := ctx.Value(runningKey{}).(running)
-	return r.tx, ok
+	r, ok := ctx.Value(runningKey{}).(*running)
+	if !ok {
+		return nil, false
+	}
+	return r.tx, true
 }
 
 func withRunning(ctx context.Context, r *Runner, tx pgx.Tx) context.Context {
-	return context.WithValue(ctx, runningKey{}, running{runner: r, tx: tx})
+	outer, _ := ctx.Value(runningKey{}).(*running)
+	return context.WithValue(ctx, runningKey{}, &running{runner: r, tx: tx, outer: outer})
 }
 
 // nested reports a call from inside a function of the same runner: its key's transaction would wait for, or deadlock
 // with, the one it is called in.
 func nested(ctx context.Context, r *Runner) error {
-	if outer, ok := ctx.Value(runningKey{}).(running); ok && outer.runner == r {
-		return idempotency.ErrNested
+	outer, _ := ctx.Value(runningKey{}).(*running)
+	for ; outer != nil; outer = outer.outer {
+		if outer.runner == r {
+			return idempotency.ErrNested
+		}
 	}
 	return nil
 }

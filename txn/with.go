@@ -25,10 +25,11 @@ type Result[T any] struct {
 // back and records nothing, so that a retry runs again. fn may be entered again after a rollback, see the package
 // comment, and must not keep or end the transaction.
 //
-// Errors to branch on: idempotency.ErrInProgress (retry with the same key), ErrMismatch (the key was used for another
-// payload), ErrFailed (a recorded failure, *idempotency.FailedError, with its body in Value), ErrResultExpired,
-// ErrOutcomeUnknown (retry with the same key), ErrRestart (gave up after MaxRetries, retry later), ErrInvalid, ErrSchema.
-// Everything else is fn's own error or the database's, and nothing was recorded.
+// Errors, all in package idempotency. Recorded, and never run again: ErrFailed (*FailedError, its body in Value),
+// ErrTransactionEnded, ErrResultExpired, ErrResultDecode. Another request's record: ErrMismatch. Retry with the same key:
+// ErrInProgress, ErrOutcomeUnknown, ErrRestart, ErrNewerRecord, ErrReadOnly. Refused before any SQL: ErrInvalid. To be
+// mended in the program: ErrConfig, ErrSchema, ErrNested, ErrWrongMode, ErrResultTooLarge, ErrAborted. Any other error is
+// fn's own or the database's; then nothing was recorded.
 func WithIdempotency[T any](ctx context.Context, r *Runner, req idempotency.Request, fn func(context.Context, pgx.Tx) (T, error)) (Result[T], error) {
 	op, err := r.check(ctx, r.pool, req)
 	if err != nil {
@@ -54,6 +55,9 @@ func encodeOutcome[T any](codec Codec, op *idempotency.Operation, value T, err e
 		var final *finalError
 		if !errors.As(err, &final) {
 			return payload{}, err
+		}
+		if wrong := checkFinal(err); wrong != nil {
+			return payload{}, errors.Join(wrong, plain(err))
 		}
 	}
 	data, resultType, encodeErr := encodeResult(codec, value)
@@ -92,14 +96,14 @@ func resultOf[T any](c *call, out outcome, value T) (Result[T], error) {
 
 // outcomeError is nil for SUCCESS, and an *idempotency.FailedError for a recorded failure.
 func (c *call) outcomeError(out outcome) error {
-	if out.record.State != idempotency.Failed {
+	if out.record.State != idempotency.StateFailed {
 		return nil
 	}
 	failed := &idempotency.FailedError{Code: out.record.ErrorCode, Message: out.record.ErrorMessage, Record: out.record}
 	if out.own && c.final != nil {
 		failed.Cause = c.final.cause
 	}
-	if out.record.ErrorCode == codeTransactionEnded {
+	if out.record.ErrorCode == CodeTransactionEnded {
 		return fmt.Errorf("%w: %w", idempotency.ErrTransactionEnded, failed)
 	}
 	return failed
@@ -108,18 +112,33 @@ func (c *call) outcomeError(out outcome) error {
 // report emits the event of the call's end and feeds the operation's rate of duplicates.
 func (c *call) report(ctx context.Context, out outcome, err error) {
 	took := c.started.elapsed()
+	key, strategy := c.req.Key, c.op.Strategy
 	switch {
 	case err == nil && out.own:
 		c.op.duplicates.add(false)
-		c.emit(ctx, idempotency.Executed{Key: c.req.Key, State: out.record.State, Runs: c.runs, Duration: took})
+		c.emit(ctx, idempotency.Executed{Key: key, Strategy: strategy, State: out.record.State, Runs: c.runs, Duration: took})
 	case err == nil:
 		c.op.duplicates.add(true)
-		c.emit(ctx, idempotency.Replayed{Key: c.req.Key, State: out.record.State, Shared: out.shared, Duration: took})
-	case errors.Is(err, idempotency.ErrInProgress), errors.Is(err, idempotency.ErrMismatch),
-		errors.Is(err, idempotency.ErrResultExpired), errors.Is(err, idempotency.ErrWrongMode):
+		c.emit(ctx, idempotency.Replayed{Key: key, Strategy: strategy, State: out.record.State, Shared: out.shared, Duration: took})
+	case errors.Is(err, idempotency.ErrOutcomeUnknown):
+		c.emit(ctx, idempotency.Unresolved{Key: key, Strategy: strategy, Err: err, Duration: took})
+	case c.refused(err):
 		c.op.duplicates.add(true)
-		c.emit(ctx, idempotency.Refused{Key: c.req.Key, Err: err, Duration: took})
+		c.emit(ctx, idempotency.Refused{Key: key, Strategy: strategy, Err: err, Duration: took})
 	default:
-		c.emit(ctx, idempotency.RolledBack{Key: c.req.Key, Err: err, Duration: took})
+		c.emit(ctx, idempotency.RolledBack{Key: key, Strategy: strategy, Err: err, Duration: took})
 	}
+}
+
+// refused reports whether err is an answer about the key, and not an error of the run.
+func (c *call) refused(err error) bool {
+	for _, answer := range []error{
+		idempotency.ErrInProgress, idempotency.ErrMismatch, idempotency.ErrResultExpired, idempotency.ErrNewerRecord,
+		idempotency.ErrWrongMode, idempotency.ErrRestartOuter,
+	} {
+		if errors.Is(err, answer) {
+			return true
+		}
+	}
+	return false
 }

@@ -19,7 +19,7 @@ func TestWithIdempotency_FirstCallRunsRetryReplays(t *testing.T) {
 	first, err := s.place(t.Context(), req)
 	require.NoError(t, err)
 	require.False(t, first.Replayed)
-	require.Equal(t, idempotency.Success, first.Record.State)
+	require.Equal(t, idempotency.StateSuccess, first.Record.State)
 	for _, retry := range []bool{false, true} {
 		req.Retry = retry
 		again, err := s.place(t.Context(), req)

@@ -1,6 +1,6 @@
 // Command demo is an order service that takes every order once, and a storm of bad clients that tries to make it fail.
 //
-// It needs nothing: it brings its own PostgreSQL. See -help.
+// It needs nothing but PostgreSQL's programs, or root on Debian to install them: it brings its own PostgreSQL. See -help.
 package main
 
 import (

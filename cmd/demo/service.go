@@ -47,7 +47,7 @@ func newPool(ctx context.Context, url string) (*pgxpool.Pool, error) {
 }
 
 func newService(pool *pgxpool.Pool, unsafe bool, think func(string) time.Duration, log *slog.Logger) (*service, error) {
-	runner, err := txn.New(pool, &txn.Config{Operations: []idempotency.Operation{createOrder}, Logger: log})
+	runner, err := txn.New(pool, &txn.Config{Operations: []idempotency.Operation{createOrder}})
 	if err != nil {
 		return nil, err
 	}

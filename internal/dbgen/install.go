@@ -88,7 +88,7 @@ var installTemplate = template.Must(template.New("install.sql").Parse(`-- Code g
 --
 -- Creates or upgrades the schema idempotency:
 --
---     psql "$PGONCE_DATABASE_URL" -v ON_ERROR_STOP=1 -f install.sql
+--     psql "$DATABASE_URL" -v ON_ERROR_STOP=1 -f install.sql
 --
 -- One statement, so it is done entirely or not at all, also through a transaction pooler. It may be run again, and by
 -- many at once. It leaves the same database as goose and as db.Migrate, goose's own list of versions included.

@@ -11,16 +11,24 @@ import (
 
 const ProveReplicated = `-- name: ProveReplicated :one
 SELECT CASE WHEN current_setting('synchronous_standby_names') <> ''
-            THEN pg_logical_emit_message(true, 'pgonce', '')::text END AS lsn
+            THEN pg_logical_emit_message(true, 'pgonce', '')::text END AS lsn,
+       -- With a weaker setting this commit would not wait either.
+       CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
+            THEN set_config('synchronous_commit', 'on', true) END AS synchronous_commit
 `
+
+type ProveReplicatedRow struct {
+	Lsn               interface{}
+	SynchronousCommit interface{}
+}
 
 // In the transaction of a read that looks for a lost commit: under synchronous replication an own commit that is
 // acknowledged proves that what it read was replicated before it.
-func (q *Queries) ProveReplicated(ctx context.Context) (interface{}, error) {
+func (q *Queries) ProveReplicated(ctx context.Context) (ProveReplicatedRow, error) {
 	row := q.db.QueryRow(ctx, ProveReplicated)
-	var lsn interface{}
-	err := row.Scan(&lsn)
-	return lsn, err
+	var i ProveReplicatedRow
+	err := row.Scan(&i.Lsn, &i.SynchronousCommit)
+	return i, err
 }
 
 const SchemaState = `-- name: SchemaState :one
