@@ -112,8 +112,11 @@ func (s *Store) Complete(ctx context.Context, conn *pgx.Conn, c *Completion) (Re
 	} else {
 		values = encode(&params, nil)
 	}
-	if err := s.prepareRare(ctx, conn, c); err != nil {
-		return Record{}, translate(err) // nothing was sent yet
+	if err := s.prepareCompletion(ctx, conn, c, st); err != nil {
+		if conn.IsClosed() {
+			return Record{}, fmt.Errorf("%w: %w", ErrRestart, err) // nothing of ours was sent yet
+		}
+		return Record{}, translate(err)
 	}
 	to := &sender{conn: conn, pipeline: conn.PgConn().StartPipeline(ctx), named: s.named}
 	defer func() { _ = to.pipeline.Close() }() // its errors have been read before
@@ -135,20 +138,18 @@ func (s *Store) Complete(ctx context.Context, conn *pgx.Conn, c *Completion) (Re
 	return s.readCommit(to, c)
 }
 
-// prepareRare prepares what Acquire did not, because few transactions need it.
-func (s *Store) prepareRare(ctx context.Context, conn *pgx.Conn, c *Completion) error {
+// prepareCompletion prepares what few transactions need, and whatever the function has deallocated: inside the pipeline it
+// would be too late.
+func (s *Store) prepareCompletion(ctx context.Context, conn *pgx.Conn, c *Completion, st *statement) error {
 	if !s.named {
 		return nil
 	}
-	if c.Acquired.Found {
-		if err := prepare(ctx, conn, recordReplace); err != nil {
+	if c.State == StateFailed {
+		if err := prepare(ctx, conn, attemptFailed); err != nil {
 			return err
 		}
 	}
-	if c.State == StateFailed {
-		return prepare(ctx, conn, attemptFailed)
-	}
-	return nil
+	return prepare(ctx, conn, st, commit)
 }
 
 func (s *Store) readCommit(to *sender, c *Completion) (Record, error) {
@@ -157,6 +158,9 @@ func (s *Store) readCommit(to *sender, c *Completion) (Record, error) {
 		_, _, refused = to.next()
 	}
 	if refused != nil && !definite(refused) {
+		if endedForTime(refused) {
+			return Record{}, refused // the session was over before our statement, and so before COMMIT
+		}
 		return Record{}, unknown(refused)
 	}
 	if err := to.sync(); err != nil {
@@ -250,4 +254,10 @@ func definite(err error) bool {
 	var server *pgconn.PgError
 	return errors.As(err, &server) && server.SeverityUnlocalized == "ERROR" &&
 		!strings.HasPrefix(server.Code, "08") && server.Code != "40003"
+}
+
+// endedForTime reports whether the server ended the session because the function took too long.
+func endedForTime(err error) bool {
+	var server *pgconn.PgError
+	return errors.As(err, &server) && (server.Code == "25P03" || server.Code == "25P04")
 }

@@ -58,9 +58,9 @@ type RolledBack struct {
 
 // Restarted says that the transaction is run again from its start, after a serialization failure, a deadlock or a lost connection.
 type Restarted struct {
-	Key Key
-	Run int // the run that failed, from 1
-	Err error
+	Key  Key
+	Runs int // how often the function was entered so far; 0 if there was not even a connection
+	Err  error
 }
 
 // CommitUnknown says that COMMIT was sent and its answer never came. CommitResolved or Unresolved follows.

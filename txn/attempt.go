@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgonce/pgonce/idempotency"
@@ -17,17 +19,17 @@ type attempt struct {
 	guard    *guard
 	acquired idempotency.Acquisition
 	open     bool // a transaction may be open
+	running  bool // the function was entered and has not returned
 }
 
-// attempt returns an outcome; or errBusy, errAgain, ErrRestart, ErrOutcomeUnknown for the loop in tries; or the error
-// that ends the call.
-func (c *call) attempt(ctx context.Context) (outcome, error) {
+func (c *call) attempt(ctx context.Context) step {
 	pooled, err := c.runner.pool.Acquire(ctx)
 	if err != nil {
-		if ctx.Err() != nil {
-			return outcome{}, fmt.Errorf("txn: connect: %w", err)
+		err = fmt.Errorf("txn: connect: %w", err)
+		if ctx.Err() != nil || refusedForGood(err) {
+			return failed(err)
 		}
-		return outcome{}, fmt.Errorf("%w: connect: %w", idempotency.ErrRestart, err)
+		return restart(err)
 	}
 	a := &attempt{call: c, pooled: pooled}
 	// Deferred: a panic or Goexit of the function rolls back on its way.
@@ -35,63 +37,79 @@ func (c *call) attempt(ctx context.Context) (outcome, error) {
 	return a.run(ctx)
 }
 
-func (a *attempt) run(ctx context.Context) (outcome, error) {
+// refusedForGood: the server answers, and will answer the same the next time: wrong password or database, no permission.
+func refusedForGood(err error) bool {
+	var server *pgconn.PgError
+	return errors.As(err, &server) && (strings.HasPrefix(server.Code, "28") || strings.HasPrefix(server.Code, "3D") ||
+		strings.HasPrefix(server.Code, "42"))
+}
+
+func (a *attempt) run(ctx context.Context) step {
 	c := a.call
 	var err error
 	a.guard, a.acquired, err = c.runner.acquire(ctx, a.pooled.Conn(), c.req.Key)
 	if err != nil {
-		return outcome{}, a.acquireFailed(ctx, err)
+		return a.acquireFailed(ctx, err)
 	}
 	a.open = true
 	switch v := a.acquired.Verdict(c.req.Fingerprint, c.tokens...); v {
 	case idempotency.VerdictRun:
 	case idempotency.VerdictInProgress:
-		return outcome{}, errBusy
+		return step{kind: kindBusy}
+	case idempotency.VerdictOwn:
+		// Read again by resolve, which also proves that it is replicated.
+		return step{kind: kindUnknown, err: idempotency.ErrOutcomeUnknown}
 	default:
 		return c.settle(v, a.acquired.Record)
 	}
+	c.leaveWait()
 	if c.final != nil {
 		return a.commit(ctx, a.failure(c.final))
 	}
-	done, err := a.runFunction(ctx)
-	if err != nil {
-		return outcome{}, err
+	done, s := a.runFunction(ctx)
+	if done == nil {
+		return s
 	}
 	return a.commit(ctx, done)
 }
 
-func (a *attempt) acquireFailed(ctx context.Context, err error) error {
+func (a *attempt) acquireFailed(ctx context.Context, err error) step {
+	closed := a.pooled.Conn().IsClosed()
 	switch {
 	case ctx.Err() != nil:
-		return errors.Join(err, context.Cause(ctx))
+		return failed(errors.Join(err, context.Cause(ctx)))
 	case idempotency.Restartable(err):
 		// Also a prepared statement that the session has lost: the next attempt must not meet this session again.
 		_ = a.pooled.Conn().Close(ctx)
-		return fmt.Errorf("%w: %w", idempotency.ErrRestart, err)
-	case a.pooled.Conn().IsClosed():
-		return fmt.Errorf("%w: %w", idempotency.ErrRestart, err)
+		return restart(err)
+	case closed:
+		a.call.ghost = true // the session may live on for a moment, and hold the lock
+		return restart(err)
 	}
-	return err
+	return failed(err)
 }
 
 // runFunction runs the function and judges by the connection's state, and not only by what it returned, whether its
 // transaction can be completed.
-func (a *attempt) runFunction(ctx context.Context) (*idempotency.Completion, error) {
+func (a *attempt) runFunction(ctx context.Context) (*idempotency.Completion, step) {
 	c, conn := a.call, a.pooled.Conn()
 	c.runs++
+	c.inHand = idempotency.AttemptToken{} // the run overwrites it
 	tx := newHandedTx(conn)
 	defer tx.end()
+	a.running = true
 	result, err := c.body(withRunning(ctx, c.runner, tx), tx)
+	a.running = false
 	tx.end()
 
-	if tx.committed.Load() {
-		return nil, c.transactionEnded(err)
-	}
 	if conn.IsClosed() {
+		if a.guard.mayHaveCommitted.Load() {
+			return nil, c.transactionEnded(err)
+		}
 		return nil, a.connectionLost(ctx, err)
 	}
 	if conn.PgConn().IsBusy() {
-		return nil, errors.Join(errors.New("txn: the function returned while its rows or batch results were open: close them"), err)
+		return nil, failed(errors.Join(errors.New("txn: the function returned while its rows or batch results were open: close them"), err))
 	}
 	switch conn.PgConn().TxStatus() {
 	case 'I':
@@ -100,69 +118,71 @@ func (a *attempt) runFunction(ctx context.Context) (*idempotency.Completion, err
 		return nil, a.aborted(err, result)
 	}
 	if err == nil {
-		return a.success(result), nil
+		return a.success(result), step{}
 	}
 	same, rollbackErr := c.runner.store.RollbackOf(ctx, conn, a.acquired)
 	if rollbackErr == nil && !same {
 		return nil, c.transactionEnded(err)
 	}
 	if idempotency.Restartable(err) {
-		return nil, fmt.Errorf("%w: %w", idempotency.ErrRestart, err)
+		return nil, restart(err)
 	}
 	if c.final = finalFailure(err, result); c.final != nil {
-		return nil, errAgain
+		return nil, step{kind: kindAgain, err: err}
 	}
-	return nil, err
+	return nil, failed(err)
 }
 
-// transactionEnded: part of what the function did may be committed. It is recorded as failed, so that nothing runs twice.
-func (c *call) transactionEnded(err error) error {
+// transactionEnded: part of what the function did may be committed. It is recorded as failed, so that a retry does not
+// run it again.
+func (c *call) transactionEnded(err error) step {
 	c.final = &failure{code: CodeTransactionEnded, message: idempotency.ErrTransactionEnded.Error(), cause: err}
-	return errAgain
+	return step{kind: kindAgain, err: idempotency.ErrTransactionEnded}
 }
 
 // connectionLost: nothing was committed, and another run may succeed. Not so where the server ended the session because
 // the function took too long.
-func (a *attempt) connectionLost(ctx context.Context, err error) error {
+func (a *attempt) connectionLost(ctx context.Context, err error) step {
 	if err == nil {
 		err = errors.New("txn: connection lost while the function ran")
 	}
 	if ctx.Err() != nil {
-		return errors.Join(err, context.Cause(ctx))
+		return failed(errors.Join(err, context.Cause(ctx)))
 	}
 	if last := a.guard.lastError.Load(); last != nil {
 		err = errors.Join(err, last)
-		switch last.Code {
-		case "25P03", "25P04", "57014": // idle_in_transaction_session_timeout, transaction_timeout, query_canceled
-			return err
+		if last.Code == "25P03" || last.Code == "25P04" { // idle_in_transaction_session_timeout, transaction_timeout
+			return failed(err)
 		}
 	}
 	a.call.ghost = true
-	return fmt.Errorf("%w: %w", idempotency.ErrRestart, err)
+	return restart(err)
 }
 
 // aborted: an SQL error has ended the transaction, whatever the function made of it.
-func (a *attempt) aborted(err error, result payload) error {
+func (a *attempt) aborted(err error, result payload) step {
 	last := a.guard.lastError.Load()
 	switch {
+	case a.guard.mayHaveCommitted.Load():
+		return a.call.transactionEnded(err) // an aborted transaction cannot be asked whether it is still ours
 	case last != nil && idempotency.Restartable(last):
-		return fmt.Errorf("%w: %w", idempotency.ErrRestart, errors.Join(err, last))
+		return restart(errors.Join(err, last))
 	case err == nil && last != nil:
-		return fmt.Errorf("%w: %w", idempotency.ErrAborted, last)
+		return failed(fmt.Errorf("%w: %w", idempotency.ErrAborted, last))
 	case err == nil:
-		return idempotency.ErrAborted
+		return failed(idempotency.ErrAborted)
 	}
 	if a.call.final = finalFailure(err, result); a.call.final != nil {
-		return errAgain
+		return step{kind: kindAgain, err: err}
 	}
-	return err
+	return failed(err)
 }
 
 // commit records the outcome and commits, on a context that the request cannot cancel.
-func (a *attempt) commit(ctx context.Context, done *idempotency.Completion) (outcome, error) {
+func (a *attempt) commit(ctx context.Context, done *idempotency.Completion) step {
 	c, conn := a.call, a.pooled.Conn()
 	// From here on the record may exist: whoever resolves an unknown outcome looks for this token too.
-	c.tokens = append(c.tokens, done.AttemptToken)
+	c.tokens, c.inHand = append(c.tokens, done.AttemptToken), done.AttemptToken
 	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.runner.config.CommitTimeout)
 	defer cancel()
 	a.guard.commitSent.Store(true)
@@ -173,20 +193,20 @@ func (a *attempt) commit(ctx context.Context, done *idempotency.Completion) (out
 	switch {
 	case err == nil:
 		a.open = false
-		return outcome{record: record, own: true, fresh: true}, nil
+		return step{out: outcome{record: record, own: true, fresh: true}}
 	case errors.Is(err, idempotency.ErrOutcomeUnknown):
 		// The connection must not be used again: COMMIT's answer may still come.
 		a.open = false
 		_ = conn.Close(canceled) //nolint:contextcheck // ended on purpose, see there
-		return outcome{}, err
+		return step{kind: kindUnknown, err: err}
 	case errors.Is(err, idempotency.ErrRecordExists):
-		return outcome{}, fmt.Errorf("%w: %w", errAgain, err)
+		return step{kind: kindAgain, err: err}
 	case errors.Is(err, idempotency.ErrTransactionEnded):
-		return outcome{}, c.transactionEnded(nil)
+		return c.transactionEnded(nil)
 	case idempotency.Restartable(err):
-		return outcome{}, fmt.Errorf("%w: %w", idempotency.ErrRestart, err)
+		return restart(err)
 	}
-	return outcome{}, err
+	return failed(err)
 }
 
 // canceled makes Close skip the polite goodbye, which a stalled connection would not answer.
@@ -223,4 +243,9 @@ func (a *attempt) release(ctx context.Context) {
 		_ = a.call.runner.store.Rollback(ctx, a.pooled.Conn()) // closed if it failed, which rolls back too
 	}
 	a.pooled.Release()
+	if a.running && a.guard.mayHaveCommitted.Load() {
+		// A panic or Goexit behind the function's own COMMIT: recorded before it goes on, so that a retry does not run again.
+		a.call.transactionEnded(nil)
+		_ = a.call.tries(context.WithoutCancel(ctx))
+	}
 }

@@ -22,12 +22,15 @@ type call struct {
 
 	tokens   []idempotency.AttemptToken // of every attempt that may have reached COMMIT
 	runs     int                        // how often the function was entered
+	inHand   idempotency.AttemptToken   // of the attempt whose value is still in memory
 	restarts int
 	final    *failure // set: no more running, this failure is to be recorded
 
+	waits   bool      // counted as a waiter
 	busy    stopwatch // since when the key is held by somebody else
 	ghost   bool      // a connection was lost: the holder may be this call's own past
 	unknown stopwatch // since when a COMMIT of this call is unresolved
+	ending  verdictKind
 }
 
 // payload is an encoded result.
@@ -36,18 +39,38 @@ type payload struct {
 	resultType string
 }
 
-// outcome is a committed record. own: an attempt of this call committed it. fresh: its value is still in memory.
+// outcome is a committed record. own: an attempt of this call committed it. fresh: in the latest run.
 type outcome struct {
 	record     idempotency.Record
 	own, fresh bool
 	shared     bool
 }
 
-// Sentinels between an attempt and the loop around it.
-var (
-	errBusy  = errors.New("txn: key is held by another attempt")
-	errAgain = errors.New("txn: look at the key again")
+// verdictKind says how an attempt, and so a call, ended. It is decided where things happen and never by looking into an
+// error: what the function returns may well wrap our own sentinels, from another runner.
+type verdictKind int
+
+const (
+	kindDone     verdictKind = iota // an outcome
+	kindAnswered                    // an answer about the key, from its record: mismatch, result gone, ...
+	kindFailed                      // the function's error or the database's; rolled back
+	kindBusy                        // the key is held by another attempt
+	kindAgain                       // look at the key again
+	kindRestart                     // run the whole transaction again
+	kindUnknown                     // COMMIT was sent and its answer never came
 )
+
+// step is what one attempt came to.
+type step struct {
+	kind verdictKind
+	out  outcome
+	err  error
+}
+
+func restart(err error) step {
+	return step{kind: kindRestart, err: fmt.Errorf("%w: %w", idempotency.ErrRestart, err)}
+}
+func failed(err error) step { return step{kind: kindFailed, err: err} }
 
 // do runs the call to an outcome or an error.
 func (c *call) do(ctx context.Context) (outcome, error) {
@@ -56,11 +79,16 @@ func (c *call) do(ctx context.Context) (outcome, error) {
 		if leads {
 			return c.lead(ctx, own)
 		}
-		out, landed, err := c.follow(ctx, own)
-		if err != nil || landed {
-			return out, err
+		if s, done := c.follow(ctx, own); done {
+			return c.end(s)
 		}
 	}
+}
+
+// end remembers how the call ended.
+func (c *call) end(s step) (outcome, error) {
+	c.ending = s.kind
+	return s.out, s.err
 }
 
 // lead makes this call the one of its key that talks to PostgreSQL.
@@ -68,77 +96,81 @@ func (c *call) lead(ctx context.Context, own *flight) (out outcome, err error) {
 	committed := false
 	// Deferred: a panic or Goexit of the function must not leave followers waiting for ever.
 	defer func() { c.runner.flights.land(c.req.Key, own, out.record, committed) }()
-	out, err = c.tries(ctx)
+	out, err = c.end(c.tries(ctx))
 	committed = err == nil
 	return out, err
 }
 
 // follow waits for the leader of the key. done is false if the caller should try for itself.
-func (c *call) follow(ctx context.Context, leader *flight) (out outcome, done bool, err error) {
+func (c *call) follow(ctx context.Context, leader *flight) (s step, done bool) {
 	if !c.enterWait() {
-		return c.lastLook(ctx)
+		return c.lastLook(ctx), true
 	}
 	landed, err := leader.wait(ctx, c.op.Wait-c.started.elapsed())
-	c.runner.waiters.Add(-1)
+	c.leaveWait()
 	switch {
 	case err != nil:
-		return outcome{}, true, errors.Join(c.inProgress(), err)
+		return step{kind: kindBusy, err: errors.Join(c.inProgress(), err)}, true
 	case !landed:
-		return c.lastLook(ctx)
+		return c.lastLook(ctx), true
 	case !leader.shared:
-		return outcome{}, false, nil
+		return step{}, false
 	}
-	record := leader.record.Clone()
-	out, done, err = c.answer(record)
-	out.shared = true
-	return out, done, err
+	s, done = c.answer(leader.record.Clone())
+	s.out.shared = true
+	return s, done
 }
 
+// lookTimeout bounds the last look: a full pool must not make a waiter wait on.
+const lookTimeout = 250 * time.Millisecond
+
 // lastLook asks PostgreSQL once more before a waiter is told "in progress".
-func (c *call) lastLook(ctx context.Context) (outcome, bool, error) {
-	out, done, err := c.lookup(ctx)
-	if err != nil || done {
-		return out, true, err
+func (c *call) lastLook(ctx context.Context) step {
+	bounded, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	if s, done, err := c.lookup(bounded); err == nil && done {
+		return s
 	}
-	return outcome{}, true, c.inProgress()
+	return step{kind: kindBusy, err: c.inProgress()}
 }
 
 // lookup reads the record without a transaction. done is false where the key must be acquired to know more.
-func (c *call) lookup(ctx context.Context) (out outcome, done bool, err error) {
+func (c *call) lookup(ctx context.Context) (s step, done bool, err error) {
 	r, found, err := c.runner.store.Lookup(ctx, c.runner.pool, c.req.Key)
 	if err != nil || !found {
-		return outcome{}, err != nil, err
+		return step{}, false, err
 	}
-	return c.answer(r)
+	s, done = c.answer(r)
+	return s, done, nil
 }
 
 // answer turns a final record into the caller's answer.
-func (c *call) answer(r idempotency.Record) (out outcome, done bool, err error) {
+func (c *call) answer(r idempotency.Record) (s step, done bool) {
 	v, ok := r.Verdict(c.req.Fingerprint)
 	if !ok {
-		return outcome{}, false, nil
+		return step{}, false
 	}
-	out, err = c.settle(v, r)
-	return out, true, err
+	return c.settle(v, r), true
 }
 
 // settle gives the answer of a verdict that ends the call.
-func (c *call) settle(v idempotency.Verdict, r idempotency.Record) (outcome, error) {
+func (c *call) settle(v idempotency.Verdict, r idempotency.Record) step {
+	answered := func(err error) step { return step{kind: kindAnswered, err: err} }
 	switch v {
 	case idempotency.VerdictReplay:
-		return outcome{record: r}, nil
+		return step{out: outcome{record: r}}
 	case idempotency.VerdictOwn:
-		return outcome{record: r, own: true}, nil
+		return step{out: outcome{record: r, own: true}}
 	case idempotency.VerdictMismatch:
-		return outcome{}, &idempotency.MismatchError{Key: c.req.Key, CreatedAt: r.CreatedAt}
+		return answered(&idempotency.MismatchError{Key: c.req.Key, CreatedAt: r.CreatedAt})
 	case idempotency.VerdictGone:
-		return outcome{}, fmt.Errorf("%w: completed at %s", idempotency.ErrResultExpired, r.CompletedAt.Format(time.RFC3339))
+		return answered(fmt.Errorf("%w: completed at %s", idempotency.ErrResultExpired, r.CompletedAt.Format(time.RFC3339)))
 	case idempotency.VerdictWrongMode:
-		return outcome{}, idempotency.ErrWrongMode
+		return answered(idempotency.ErrWrongMode)
 	case idempotency.VerdictNewer:
-		return outcome{}, idempotency.ErrNewerRecord
+		return answered(idempotency.ErrNewerRecord)
 	}
-	return outcome{}, fmt.Errorf("txn: unexpected verdict %q", v)
+	return failed(fmt.Errorf("txn: unexpected verdict %q", v))
 }
 
 // inProgress is the answer to a caller that will not wait any longer. RetryAfter is at least 1 s, HTTP's unit.
@@ -146,13 +178,24 @@ func (c *call) inProgress() error {
 	return &idempotency.InProgressError{Key: c.req.Key, RetryAfter: max(time.Second, min(c.op.Wait, 5*time.Second))}
 }
 
-// enterWait counts a waiter, or refuses it.
+// enterWait counts the call as a waiter, or refuses it.
 func (c *call) enterWait() bool {
+	if c.waits {
+		return true
+	}
 	if c.runner.waiters.Add(1) > int64(c.runner.config.MaxWaiters) {
 		c.runner.waiters.Add(-1)
 		return false
 	}
+	c.waits = true
 	return true
+}
+
+func (c *call) leaveWait() {
+	if c.waits {
+		c.waits = false
+		c.runner.waiters.Add(-1)
+	}
 }
 
 func (c *call) emit(ctx context.Context, e idempotency.Event) { c.runner.config.OnEvent(ctx, e) }

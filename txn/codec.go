@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	"github.com/pgonce/pgonce/idempotency"
@@ -44,11 +45,15 @@ const (
 func cloneBytes(b []byte) []byte { return append(make([]byte, 0, len(b)), b...) }
 
 func encodeResult[T any](codec Codec, v T) (data []byte, resultType string, err error) {
-	switch raw := any(v).(type) {
-	case []byte:
-		return cloneBytes(raw), rawType, nil
-	case json.RawMessage:
-		return cloneBytes(raw), rawJSONType, nil // encoding/json would respell it, and the replay be another text
+	// By the static type, as decodeResult must: it has no value to look at.
+	switch p := any(&v).(type) {
+	case *[]byte:
+		return cloneBytes(*p), rawType, nil
+	case *json.RawMessage:
+		return cloneBytes(*p), rawJSONType, nil // encoding/json would respell it, and the replay be another text
+	}
+	if t := reflect.TypeFor[T](); t.Kind() == reflect.Interface && t.NumMethod() > 0 {
+		return nil, "", fmt.Errorf("txn: encode result of type %v: a replay cannot be decoded into an interface, return a concrete type", t)
 	}
 	data, err = codec.Encode(v)
 	if err != nil {

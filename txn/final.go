@@ -63,5 +63,6 @@ func finalFailure(err error, result payload) *failure {
 	if !errors.As(err, &final) {
 		return nil
 	}
-	return &failure{code: final.code, message: final.err.Error(), cause: err, result: result}
+	// Without the mark: an outer function that returns it must not record our failure as its own.
+	return &failure{code: final.code, message: final.err.Error(), cause: final.err, result: result}
 }

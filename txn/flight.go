@@ -17,7 +17,8 @@ type flights struct {
 }
 
 type flight struct {
-	landed chan struct{}
+	followed bool // guarded by flights.mu
+	landed   chan struct{}
 	// Written before landed is closed.
 	record idempotency.Record
 	shared bool
@@ -28,6 +29,7 @@ func (f *flights) join(key idempotency.Key) (*flight, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if running := f.running[key]; running != nil {
+		running.followed = true
 		return running, false
 	}
 	own := &flight{landed: make(chan struct{})}
@@ -37,10 +39,14 @@ func (f *flights) join(key idempotency.Key) (*flight, bool) {
 
 // land ends the leader's flight. share says that record is committed and may be given to the followers.
 func (f *flights) land(key idempotency.Key, own *flight, record idempotency.Record, share bool) {
-	own.record, own.shared = record, share
 	f.mu.Lock()
 	delete(f.running, key)
+	followed := own.followed
 	f.mu.Unlock()
+	if followed && share {
+		// A copy, made before the leader's caller gets the original and may write into it.
+		own.record, own.shared = record.Clone(), true
+	}
 	close(own.landed)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -15,7 +16,6 @@ import (
 type Joined[T any] struct {
 	Result[T]
 	call *call
-	done bool // recorded before this transaction: nothing depends on its commit
 }
 
 // WithIdempotencyTx is WithIdempotency in a transaction that the caller has begun and will commit: use it where the key's
@@ -23,8 +23,9 @@ type Joined[T any] struct {
 // may go on.
 //
 // The transaction is the caller's, with its isolation level and durability: nothing of it is changed, and its retries are
-// the caller's too. It never waits: a key that somebody holds is idempotency.ErrInProgress at once. Under REPEATABLE READ
-// and SERIALIZABLE a record younger than the caller's snapshot is idempotency.ErrRestartOuter.
+// the caller's too. It never waits: a key that somebody holds is idempotency.ErrInProgress at once. ErrRestartOuter says
+// that the whole transaction must be rolled back and begun again: under REPEATABLE READ and SERIALIZABLE a record may be
+// younger than the caller's snapshot, and a serialization failure or deadlock of fn is the whole transaction's.
 //
 // A Final comes back as an error with a Joined beside it: commit to keep it, roll back to forget it. Any other error has
 // no Joined. Call AfterCommit after the commit. tx must be of the runner's database.
@@ -34,110 +35,167 @@ func WithIdempotencyTx[T any](ctx context.Context, r *Runner, tx pgx.Tx, req ide
 		return nil, err
 	}
 	var value T
-	c := &call{runner: r, op: op, req: req, started: startStopwatch(), traceID: r.config.TraceID(ctx)}
-	c.body = func(ctx context.Context, tx pgx.Tx) (result payload, err error) {
-		value, err = fn(ctx, tx)
-		return encodeOutcome(r.config.Codec, &op.Operation, value, err)
-	}
-	out, err := c.join(ctx, tx)
-	if err != nil || !out.fresh {
+	c := newCall(ctx, r, op, req, &value, fn)
+	out, err := c.end(c.join(ctx, tx))
+	if err != nil || !out.own {
 		c.report(ctx, out, err)
 	}
 	if err != nil {
 		return nil, err
 	}
 	res, err := resultOf(c, out, value)
-	return &Joined[T]{Result: res, call: c, done: !out.own}, err
+	return &Joined[T]{Result: res, call: c}, err
 }
 
 // join is the one attempt of a call in the caller's transaction.
-func (c *call) join(ctx context.Context, tx pgx.Tx) (outcome, error) {
+func (c *call) join(ctx context.Context, tx pgx.Tx) step {
 	acquired, err := c.runner.store.AcquireTx(ctx, tx, c.req.Key)
 	if err != nil {
-		return outcome{}, err
+		return failed(err)
 	}
 	switch v := acquired.Verdict(c.req.Fingerprint); v {
 	case idempotency.VerdictRun:
 	case idempotency.VerdictInProgress:
-		return outcome{}, c.inProgress()
+		return step{kind: kindBusy, err: c.inProgress()}
+	case idempotency.VerdictReplay:
+		// It may be this very transaction's, and go with it: AfterCommit looks for it too.
+		c.tokens = append(c.tokens, acquired.Record.AttemptToken)
+		return c.settle(v, acquired.Record)
 	default:
 		return c.settle(v, acquired.Record)
 	}
 	a := &attempt{call: c, acquired: acquired}
-	done, err := a.runJoined(ctx, tx)
-	if err != nil {
-		return outcome{}, err
+	done, s := a.runJoined(ctx, tx)
+	if done == nil {
+		return s
 	}
 	record, err := c.runner.store.CompleteTx(ctx, tx, done)
-	if errors.Is(err, idempotency.ErrRecordExists) || idempotency.Restartable(err) {
+	switch {
+	case errors.Is(err, idempotency.ErrRecordExists), idempotency.Restartable(err):
 		// We hold the lock and saw no record: it was committed after the caller's snapshot.
-		return outcome{}, fmt.Errorf("%w: %w", idempotency.ErrRestartOuter, err)
+		return restartOuter(err)
+	case err != nil:
+		return failed(err)
 	}
-	if err != nil {
-		return outcome{}, err
-	}
-	c.tokens = append(c.tokens, done.AttemptToken)
-	return outcome{record: record, own: true, fresh: true}, nil
+	c.tokens, c.inHand = append(c.tokens, done.AttemptToken), done.AttemptToken
+	return step{out: outcome{record: record, own: true, fresh: true}}
 }
 
+func restartOuter(err error) step {
+	return step{kind: kindAnswered, err: fmt.Errorf("%w: %w", idempotency.ErrRestartOuter, err)}
+}
+
+// savepoint is ours by SQL, not pgx's: pgx gives up its own when a release fails, and the caller's transaction would stay
+// aborted. The name may be taken: the innermost counts.
+const savepoint = "pgonce"
+
 // runJoined runs the function in a savepoint.
-func (a *attempt) runJoined(ctx context.Context, tx pgx.Tx) (*idempotency.Completion, error) {
+func (a *attempt) runJoined(ctx context.Context, tx pgx.Tx) (*idempotency.Completion, step) {
 	c := a.call
-	savepoint, err := tx.Begin(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("txn: begin savepoint: %w", err)
+	if _, err := tx.Exec(ctx, "SAVEPOINT "+savepoint); err != nil {
+		return nil, failed(fmt.Errorf("txn: begin savepoint: %w", err))
 	}
-	finished := false
+	a.forgetErrors(tx)
+	inner := newHandedTx(tx.Conn())
+	released := false
 	// Also for a panic or Goexit: the caller may recover and go on with its transaction.
 	defer func() {
-		if !finished {
-			_ = savepoint.Rollback(context.WithoutCancel(ctx))
+		inner.end()
+		if !released {
+			_ = undo(ctx, tx)
 		}
 	}()
 	c.runs++
-	inner := joinedTx{savepoint}
 	result, err := c.body(withRunning(ctx, c.runner, inner), inner)
+	inner.end()
 	if err == nil {
-		finished = true
-		if err := savepoint.Commit(ctx); err != nil {
-			return nil, fmt.Errorf("txn: release savepoint: %w", err)
+		if _, err = tx.Exec(ctx, "RELEASE SAVEPOINT "+savepoint); err == nil {
+			released = true
+			return a.success(result), step{}
 		}
-		return a.success(result), nil
+		err = fmt.Errorf("%w: %w", idempotency.ErrAborted, err)
 	}
-	finished = true
-	if rollbackErr := savepoint.Rollback(context.WithoutCancel(ctx)); rollbackErr != nil {
-		return nil, errors.Join(err, fmt.Errorf("txn: roll back to savepoint: %w", rollbackErr))
+	last := a.lastError(tx)
+	released = true
+	if undoErr := undo(ctx, tx); undoErr != nil {
+		return nil, failed(errors.Join(err, undoErr))
+	}
+	if idempotency.Restartable(err) || last != nil && idempotency.Restartable(last) {
+		return nil, restartOuter(err)
 	}
 	if c.final = finalFailure(err, result); c.final != nil {
-		return a.failure(c.final), nil
+		return a.failure(c.final), step{}
 	}
-	return nil, err
+	return nil, failed(err)
 }
 
-// AfterCommit reads the outcome back, outside the transaction and by its attempt token, and returns
-// idempotency.ErrNotRecorded if it is not there: the caller's transaction was rolled back. Call it after the commit.
-func (j *Joined[T]) AfterCommit(ctx context.Context) error {
-	if j.done {
-		return nil
+// undo leaves nothing of the function in the caller's transaction. If even that fails (rows left open, for example), the
+// connection is closed, since a commit would keep the function's writes without a record.
+func undo(ctx context.Context, tx pgx.Tx) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if _, err := tx.Exec(ctx, "ROLLBACK TO SAVEPOINT "+savepoint+"; RELEASE SAVEPOINT "+savepoint); err != nil {
+		return errors.Join(fmt.Errorf("txn: roll back to savepoint: %w", err), tx.Conn().Close(ctx))
 	}
-	c := j.call
-	record, found, err := c.lookForAttempts(ctx)
-	if err != nil {
-		return err
-	}
-	if !found {
-		return idempotency.ErrNotRecorded
-	}
-	j.Record, j.done = record, true
-	c.report(ctx, outcome{record: record, own: true}, nil)
 	return nil
 }
 
-// joinedTx is the savepoint handed to a joined function: it may not end it. pgx refuses everything once it is over.
-type joinedTx struct{ pgx.Tx }
+// forgetErrors and lastError use the guard where the caller's transaction is of a configured pool.
+func (a *attempt) forgetErrors(tx pgx.Tx) {
+	if a.guard, _ = guardOf(tx.Conn()); a.guard != nil {
+		a.guard.lastError.Store(nil)
+	}
+}
 
-// Commit refuses.
-func (joinedTx) Commit(context.Context) error { return ErrRunnerOwnsTransaction }
+func (a *attempt) lastError(tx pgx.Tx) error {
+	if a.guard == nil || tx.Conn().IsClosed() || tx.Conn().PgConn().TxStatus() != 'E' {
+		return nil // what the function handled in a savepoint of its own does not count
+	}
+	if last := a.guard.lastError.Load(); last != nil {
+		return last
+	}
+	return nil
+}
 
-// Rollback refuses.
-func (joinedTx) Rollback(context.Context) error { return ErrRunnerOwnsTransaction }
+// AfterCommit reads the outcome back, outside the transaction and by its attempt token. idempotency.ErrNotRecorded: it is
+// not there and cannot come any more, the caller's transaction was rolled back. ErrOutcomeUnknown: it is not there, and
+// some transaction still holds the key, maybe the caller's own COMMIT on its way. Call it after the commit.
+func (j *Joined[T]) AfterCommit(ctx context.Context) error {
+	c := j.call
+	record, err := c.afterCommit(ctx)
+	if err != nil {
+		return err
+	}
+	if !j.Replayed {
+		c.report(ctx, outcome{record: record, own: true}, nil)
+	}
+	j.Record = record
+	return nil
+}
+
+func (c *call) afterCommit(ctx context.Context) (idempotency.Record, error) {
+	record, found, err := c.lookForAttempts(ctx)
+	if err != nil || found {
+		return record, err
+	}
+	// Whoever gets the key's lock and still sees no record knows that the transaction which held it is over.
+	conn, err := c.runner.pool.Acquire(ctx)
+	if err != nil {
+		return idempotency.Record{}, err
+	}
+	defer conn.Release()
+	_, acquired, err := c.runner.acquire(ctx, conn.Conn(), c.req.Key)
+	if err != nil {
+		return idempotency.Record{}, err
+	}
+	if err := c.runner.store.Rollback(ctx, conn.Conn()); err != nil {
+		return idempotency.Record{}, err
+	}
+	switch {
+	case acquired.Verdict(c.req.Fingerprint, c.tokens...) == idempotency.VerdictOwn:
+		return acquired.Record, nil
+	case acquired.Locked:
+		return idempotency.Record{}, idempotency.ErrNotRecorded
+	}
+	return idempotency.Record{}, fmt.Errorf("%w: the key is held by a transaction that has not ended", idempotency.ErrOutcomeUnknown)
+}

@@ -32,7 +32,7 @@ func TestJoined_CommitsWithTheCaller(t *testing.T) {
 	tx := s.begin(t, pgx.TxOptions{})
 	joined, err := s.join(t.Context(), tx, request(t, "k", "body"))
 	require.NoError(t, err)
-	require.ErrorIs(t, joined.AfterCommit(t.Context()), idempotency.ErrNotRecorded, "not committed yet")
+	require.ErrorIs(t, joined.AfterCommit(t.Context()), idempotency.ErrOutcomeUnknown, "not committed yet")
 	require.NoError(t, tx.Commit(t.Context()))
 	require.NoError(t, joined.AfterCommit(t.Context()))
 

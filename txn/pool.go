@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/multitracer"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -15,13 +16,14 @@ import (
 )
 
 // ConfigurePool prepares a pool's configuration for a Runner; call it before pgxpool.NewWithConfig, after setting hooks
-// of your own. It changes two things on every connection of the pool:
+// of your own. It does two things on every connection of the pool:
 //
 // From the moment COMMIT is sent, the connection dials no cancel request. pgx sends one whenever a connection breaks, and
 // PostgreSQL answers it by committing without waiting for the synchronous standby: an acknowledged commit could be lost.
 //
-// The server's last error is remembered, so that a transaction which a serialization failure has aborted is run again
-// even where the function hides that error.
+// The server's last error, and a COMMIT sent by a function itself, are remembered, so that a transaction which a
+// serialization failure has aborted is run again even where the function hides that error, and one that the function has
+// ended is not.
 func ConfigurePool(config *pgxpool.Config) {
 	if !configured(config) {
 		config.BeforeConnect = guardConnections(config.BeforeConnect)
@@ -36,8 +38,41 @@ func configured(config *pgxpool.Config) bool {
 
 // guard is one connection's part of what ConfigurePool does.
 type guard struct {
-	commitSent atomic.Bool
-	lastError  atomic.Pointer[pgconn.PgError]
+	commitSent       atomic.Bool
+	lastError        atomic.Pointer[pgconn.PgError]
+	mayHaveCommitted atomic.Bool // a statement of the function answered COMMIT, or BEGIN as the last of several
+}
+
+var (
+	_ pgx.QueryTracer = (*guard)(nil)
+	_ pgx.BatchTracer = (*guard)(nil)
+)
+
+// The guard is a tracer to see the command tags of the function's statements, whichever way they went.
+
+func (*guard) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+func (g *guard) TraceQueryEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
+	g.see(data.CommandTag)
+}
+
+func (*guard) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+
+func (g *guard) TraceBatchQuery(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchQueryData) {
+	g.see(data.CommandTag)
+}
+
+func (*guard) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+func (g *guard) see(tag pgconn.CommandTag) {
+	switch tag.String() {
+	case "COMMIT", "BEGIN", "START TRANSACTION", "PREPARE TRANSACTION":
+		g.mayHaveCommitted.Store(true)
+	}
 }
 
 const guardKey = "github.com/pgonce/pgonce/txn"
@@ -68,6 +103,11 @@ func guardConnections(next func(context.Context, *pgx.ConnConfig) error) func(co
 				g.lastError.Store(err)
 			}
 			return onError == nil || onError(conn, err)
+		}
+		if config.Tracer == nil {
+			config.Tracer = g
+		} else {
+			config.Tracer = multitracer.New(config.Tracer, g)
 		}
 		config.AfterConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
 			conn.CustomData()[guardKey] = g

@@ -2,6 +2,7 @@ package txn
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -79,7 +80,11 @@ func (r *Runner) check(ctx context.Context, q idempotency.Querier, req idempoten
 		}
 	}
 	if !r.checked.Load() {
-		if err := r.store.Check(ctx, q); err != nil {
+		err := r.store.Check(ctx, q)
+		if err != nil && !errors.Is(err, idempotency.ErrSchema) && q == idempotency.Querier(r.pool) && ctx.Err() == nil {
+			err = r.store.Check(ctx, q) // once more: the first may have met a connection that was dead already
+		}
+		if err != nil {
 			return nil, err
 		}
 		r.checked.Store(true)
@@ -110,6 +115,7 @@ func (r *Runner) acquire(ctx context.Context, conn *pgx.Conn, key idempotency.Ke
 		return nil, idempotency.Acquisition{}, err
 	}
 	g.lastError.Store(nil)
+	g.mayHaveCommitted.Store(false)
 	a, err := r.store.Acquire(ctx, conn, key, r.config.Isolation)
 	return g, a, err
 }

@@ -17,61 +17,71 @@ const ghostWait = 5 * time.Second
 const maxLooks = 10
 
 // tries makes attempts until one of them settles the call.
-func (c *call) tries(ctx context.Context) (outcome, error) {
+func (c *call) tries(ctx context.Context) step {
+	defer c.leaveWait()
 	if c.req.Retry || c.op.duplicates.high() {
-		if out, done, err := c.lookup(ctx); done {
-			return out, err
+		// An error here is no reason to give up: the attempt meets it again, and can try again.
+		if s, done, err := c.lookup(ctx); err == nil && done {
+			return s
 		}
 	}
 	wait := pauses{next: 2 * time.Millisecond, last: 50 * time.Millisecond}
 	backoff := pauses{next: 10 * time.Millisecond, last: 500 * time.Millisecond}
-	waiting, looks := false, 0
-	defer func() {
-		if waiting {
-			c.runner.waiters.Add(-1)
-		}
-	}()
-	for {
-		out, err := c.attempt(ctx)
-		if !errors.Is(err, errBusy) {
+	for looks := 0; ; {
+		s := c.attempt(ctx)
+		if s.kind != kindBusy {
 			c.busy = stopwatch{}
 		}
-		switch {
-		case err == nil:
-			c.resolved(ctx, out.own && !out.fresh) // fresh: a later run committed, not the lost one
-			return out, nil
-		case errors.Is(err, errBusy):
-			if !waiting && !c.ghost && !c.enterWait() { // a ghost's key is our own: no waiter for somebody else
-				return outcome{}, c.ended(c.inProgress())
-			}
-			waiting = waiting || !c.ghost
-			if c.waitOver() {
-				return outcome{}, c.ended(c.inProgress())
+		switch s.kind {
+		case kindDone:
+			c.resolved(ctx, s.out.own && !s.out.fresh) // fresh: a later run committed, not the lost one
+			return s
+		case kindAnswered:
+			// Somebody else's record: no COMMIT of this call can succeed any more.
+			c.resolved(ctx, false)
+			return s
+		case kindBusy:
+			if !c.ghost && !c.enterWait() || c.waitOver() { // a ghost's key is our own: no waiter for somebody else
+				return c.unresolved(step{kind: kindBusy, err: c.inProgress()})
 			}
 			if cause := wait.sleep(ctx); cause != nil {
-				return outcome{}, c.ended(errors.Join(c.inProgress(), cause))
+				return c.unresolved(step{kind: kindBusy, err: errors.Join(c.inProgress(), cause)})
 			}
-		case errors.Is(err, idempotency.ErrOutcomeUnknown):
-			out, found, resolveErr := c.resolve(ctx, err)
-			if found || resolveErr != nil {
-				return out, resolveErr
-			}
-		case errors.Is(err, errAgain):
+		case kindAgain:
 			if looks++; looks > maxLooks {
-				return outcome{}, c.ended(err)
+				return c.unresolved(failed(s.err))
 			}
-		case errors.Is(err, idempotency.ErrRestart):
-			if c.restarts++; c.restarts > c.runner.config.MaxRetries {
-				return outcome{}, c.ended(fmt.Errorf("txn: gave up after %d runs: %w", c.runs, err))
+		case kindUnknown:
+			found, err := c.resolve(ctx, s.err)
+			if found.kind == kindDone && err == nil {
+				return found
 			}
-			c.emit(ctx, idempotency.Restarted{Key: c.req.Key, Run: c.runs, Err: err})
-			if cause := backoff.sleep(ctx); cause != nil {
-				return outcome{}, c.ended(errors.Join(err, cause))
+			if err != nil {
+				return c.unresolved(failed(err))
+			}
+			if end, over := c.again(ctx, &backoff, s.err); over {
+				return end
+			}
+		case kindRestart:
+			if end, over := c.again(ctx, &backoff, s.err); over {
+				return end
 			}
 		default:
-			return outcome{}, c.ended(err)
+			return c.unresolved(s)
 		}
 	}
+}
+
+// again counts a restart and pauses. over: that was the last one.
+func (c *call) again(ctx context.Context, backoff *pauses, err error) (end step, over bool) {
+	if c.restarts++; c.restarts > c.runner.config.MaxRetries {
+		return c.unresolved(failed(fmt.Errorf("txn: gave up after %d runs: %w", c.runs, err))), true
+	}
+	c.emit(ctx, idempotency.Restarted{Key: c.req.Key, Runs: c.runs, Err: err})
+	if cause := backoff.sleep(ctx); cause != nil {
+		return c.unresolved(failed(errors.Join(err, cause))), true
+	}
+	return step{}, false
 }
 
 // waitOver reports whether the caller has waited long enough for whoever holds the key.
@@ -93,24 +103,28 @@ func (c *call) waitOver() bool {
 	return waited.elapsed() >= c.op.Wait
 }
 
-// ended is the error of a call that ends without a record. If a COMMIT of it is unresolved, only a record could prove
-// that it will never commit, so its outcome is unknown, whatever else went wrong.
-func (c *call) ended(err error) error {
-	if c.unknown.running() && !errors.Is(err, idempotency.ErrOutcomeUnknown) && !errors.Is(err, idempotency.ErrMismatch) &&
-		!errors.Is(err, idempotency.ErrResultExpired) {
-		return fmt.Errorf("%w: %w", idempotency.ErrOutcomeUnknown, err)
+// unresolved is the end of a call without a record. If a COMMIT of it is unresolved, only a record could prove that it
+// will never commit, so its outcome is unknown, whatever else went wrong.
+func (c *call) unresolved(s step) step {
+	if !c.unknown.running() {
+		return s
 	}
-	return err
+	if s.kind == kindBusy {
+		// Not wrapped: "in progress" would be a weaker answer than the one that counts.
+		return step{kind: kindUnknown, err: fmt.Errorf("%w: %v", idempotency.ErrOutcomeUnknown, s.err)} //nolint:errorlint // hidden on purpose
+	}
+	return step{kind: kindUnknown, err: fmt.Errorf("%w: %w", idempotency.ErrOutcomeUnknown, s.err)}
 }
 
-// resolve finds out what a lost COMMIT did. found is false if no attempt of this call has committed so far; the next
-// attempt then waits for the old backend, if it is still there, by asking for the key again.
-func (c *call) resolve(ctx context.Context, cause error) (out outcome, found bool, err error) {
+// resolve finds out what a lost COMMIT did. Without an outcome and an error, no attempt of this call has committed so
+// far; the next attempt then waits for the old backend, if it is still there, by asking for the key again.
+func (c *call) resolve(ctx context.Context, cause error) (step, error) {
+	none := step{kind: kindAgain}
 	if !c.unknown.running() {
 		c.unknown = startStopwatch()
+		c.emit(ctx, idempotency.CommitUnknown{Key: c.req.Key, Err: cause})
 	}
 	c.ghost = true
-	c.emit(ctx, idempotency.CommitUnknown{Key: c.req.Key, Err: cause})
 	budget := c.runner.config.CommitTimeout - c.unknown.elapsed()
 	// Not the request's context: a client that hung up has no bearing on what was committed.
 	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), budget)
@@ -120,13 +134,13 @@ func (c *call) resolve(ctx context.Context, cause error) (out outcome, found boo
 		record, found, err := c.lookForAttempts(detached)
 		if err == nil && found {
 			c.resolved(ctx, true)
-			return outcome{record: record, own: true}, true, nil
+			return step{out: outcome{record: record, own: true}}, nil
 		}
 		if err == nil {
-			return outcome{}, false, nil
+			return none, nil
 		}
 		if pause.sleep(detached) != nil {
-			return outcome{}, false, errors.Join(cause, err)
+			return none, errors.Join(cause, err)
 		}
 	}
 }

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
+	"sync"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -23,14 +23,16 @@ type handedTx struct {
 	conn *pgx.Conn
 	*txState
 	savepoint string
-	closed    atomic.Bool // of this savepoint
+	closed    bool // this savepoint; guarded by mu
 }
 
 // txState is shared by a transaction and its savepoints.
 type txState struct {
-	ended      atomic.Bool // a function's goroutine may outlive it
-	committed  atomic.Bool // the function has sent COMMIT or BEGIN itself
-	savepoints atomic.Int64
+	// mu serialises the methods and the end: a goroutine that outlives the function would otherwise be in the middle of a
+	// statement on a connection that the runner goes on to use. Rows are beyond its reach.
+	mu         sync.Mutex
+	ended      bool
+	savepoints int
 }
 
 var _ pgx.Tx = (*handedTx)(nil)
@@ -39,11 +41,25 @@ func newHandedTx(conn *pgx.Conn) *handedTx {
 	return &handedTx{conn: conn, txState: &txState{}}
 }
 
-// end takes the transaction away from the function.
-func (t *handedTx) end() { t.ended.Store(true) }
+// end takes the transaction away from the function, when the statement that is running has ended.
+func (t *handedTx) end() {
+	t.mu.Lock()
+	t.ended = true
+	t.mu.Unlock()
+}
 
-func (t *handedTx) usable() error {
-	if t.ended.Load() || t.closed.Load() {
+// over reports whether the function that got the transaction has returned.
+func (t *handedTx) over() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.ended
+}
+
+// use locks the transaction for one statement. The caller unlocks mu if there is no error.
+func (t *handedTx) use() error {
+	t.mu.Lock()
+	if t.ended || t.closed {
+		t.mu.Unlock()
 		return pgx.ErrTxClosed
 	}
 	return nil
@@ -51,10 +67,12 @@ func (t *handedTx) usable() error {
 
 // Begin makes a savepoint. Its Commit and Rollback work, so that pgx.BeginFunc does.
 func (t *handedTx) Begin(ctx context.Context) (pgx.Tx, error) {
-	if err := t.usable(); err != nil {
+	if err := t.use(); err != nil {
 		return nil, err
 	}
-	name := fmt.Sprintf("pgonce_%d", t.savepoints.Add(1))
+	defer t.mu.Unlock()
+	t.savepoints++
+	name := fmt.Sprintf("pgonce_%d", t.savepoints)
 	if _, err := t.conn.Exec(ctx, "SAVEPOINT "+name); err != nil {
 		return nil, err
 	}
@@ -72,39 +90,43 @@ func (t *handedTx) Rollback(ctx context.Context) error {
 }
 
 func (t *handedTx) finish(ctx context.Context, sql string) error {
-	if err := t.usable(); err != nil {
+	if err := t.use(); err != nil {
 		return err
 	}
+	defer t.mu.Unlock()
 	if t.savepoint == "" {
 		return ErrRunnerOwnsTransaction
 	}
-	t.closed.Store(true)
+	t.closed = true
 	_, err := t.conn.Exec(ctx, sql)
 	return err
 }
 
 // CopyFrom is pgx.Tx's.
 func (t *handedTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
-	if err := t.usable(); err != nil {
+	if err := t.use(); err != nil {
 		return 0, err
 	}
+	defer t.mu.Unlock()
 	return t.conn.CopyFrom(ctx, table, columns, rows)
 }
 
 // SendBatch is pgx.Tx's.
 func (t *handedTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	if err := t.usable(); err != nil {
+	if err := t.use(); err != nil {
 		return closedResults{err}
 	}
+	defer t.mu.Unlock()
 	return t.conn.SendBatch(ctx, b)
 }
 
 // LargeObjects is pgx.Tx's. It costs one round trip here: pgx makes them only in transactions it began itself, so this
 // has it begin one with an empty statement on the connection that is in our transaction already.
 func (t *handedTx) LargeObjects() pgx.LargeObjects {
-	if err := t.usable(); err != nil {
+	if err := t.use(); err != nil {
 		panic(fmt.Errorf("txn: large objects: %w", err)) // the method has no error to return
 	}
+	defer t.mu.Unlock()
 	tx, err := t.conn.BeginTx(context.Background(), pgx.TxOptions{BeginQuery: "-- large objects"})
 	if err != nil {
 		panic(fmt.Errorf("txn: large objects: %w", err))
@@ -114,47 +136,46 @@ func (t *handedTx) LargeObjects() pgx.LargeObjects {
 
 // Prepare is pgx.Tx's.
 func (t *handedTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
-	if err := t.usable(); err != nil {
+	if err := t.use(); err != nil {
 		return nil, err
 	}
+	defer t.mu.Unlock()
 	return t.conn.Prepare(ctx, name, sql)
 }
 
 // Exec is pgx.Tx's.
 func (t *handedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if err := t.usable(); err != nil {
+	if err := t.use(); err != nil {
 		return pgconn.CommandTag{}, err
 	}
-	tag, err := t.conn.Exec(ctx, sql, args...)
-	switch tag.String() {
-	case "COMMIT", "BEGIN", "START TRANSACTION", "PREPARE TRANSACTION":
-		// What comes next may abort, and an aborted transaction cannot be asked whether it is still ours.
-		t.committed.Store(true)
-	}
-	return tag, err
+	defer t.mu.Unlock()
+	return t.conn.Exec(ctx, sql, args...)
 }
 
 // Query is pgx.Tx's.
 func (t *handedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if err := t.usable(); err != nil {
+	if err := t.use(); err != nil {
 		return closedRows{err: err}, err
 	}
+	defer t.mu.Unlock()
 	return t.conn.Query(ctx, sql, args...)
 }
 
 // QueryRow is pgx.Tx's.
 func (t *handedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if err := t.usable(); err != nil {
+	if err := t.use(); err != nil {
 		return closedRows{err: err}
 	}
+	defer t.mu.Unlock()
 	return t.conn.QueryRow(ctx, sql, args...)
 }
 
 // Conn is pgx.Tx's. A statement that ends the transaction there is misuse: see idempotency.ErrTransactionEnded.
 func (t *handedTx) Conn() *pgx.Conn {
-	if t.usable() != nil {
+	if t.use() != nil {
 		return nil
 	}
+	defer t.mu.Unlock()
 	return t.conn
 }
 
@@ -184,7 +205,7 @@ func (r closedResults) Tx() pgx.Tx                       { return nil }
 
 type running struct {
 	runner *Runner
-	tx     pgx.Tx
+	tx     *handedTx
 	outer  *running // of another runner, around this one
 }
 
@@ -193,13 +214,13 @@ type runningKey struct{}
 // FromContext returns the transaction that runs around ctx: the one handed to the function whose context it is.
 func FromContext(ctx context.Context) (pgx.Tx, bool) {
 	r, ok := ctx.Value(runningKey{}).(*running)
-	if !ok {
+	if !ok || r.tx.over() {
 		return nil, false
 	}
 	return r.tx, true
 }
 
-func withRunning(ctx context.Context, r *Runner, tx pgx.Tx) context.Context {
+func withRunning(ctx context.Context, r *Runner, tx *handedTx) context.Context {
 	outer, _ := ctx.Value(runningKey{}).(*running)
 	return context.WithValue(ctx, runningKey{}, &running{runner: r, tx: tx, outer: outer})
 }
@@ -209,7 +230,7 @@ func withRunning(ctx context.Context, r *Runner, tx pgx.Tx) context.Context {
 func nested(ctx context.Context, r *Runner) error {
 	outer, _ := ctx.Value(runningKey{}).(*running)
 	for ; outer != nil; outer = outer.outer {
-		if outer.runner == r {
+		if outer.runner == r && !outer.tx.over() { // a context may outlive its function
 			return idempotency.ErrNested
 		}
 	}

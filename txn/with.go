@@ -36,17 +36,23 @@ func WithIdempotency[T any](ctx context.Context, r *Runner, req idempotency.Requ
 		return Result[T]{}, err
 	}
 	var value T
-	c := &call{runner: r, op: op, req: req, started: startStopwatch(), traceID: r.config.TraceID(ctx)}
-	c.body = func(ctx context.Context, tx pgx.Tx) (result payload, err error) {
-		value, err = fn(ctx, tx)
-		return encodeOutcome(r.config.Codec, &op.Operation, value, err)
-	}
+	c := newCall(ctx, r, op, req, &value, fn)
 	out, err := c.do(ctx)
 	c.report(ctx, out, err)
 	if err != nil {
 		return Result[T]{}, err
 	}
 	return resultOf(c, out, value)
+}
+
+// newCall returns a call whose function leaves its value in value.
+func newCall[T any](ctx context.Context, r *Runner, op *operation, req idempotency.Request, value *T, fn func(context.Context, pgx.Tx) (T, error)) *call {
+	c := &call{runner: r, op: op, req: req, started: startStopwatch(), traceID: r.config.TraceID(ctx)}
+	c.body = func(ctx context.Context, tx pgx.Tx) (result payload, err error) {
+		*value, err = fn(ctx, tx)
+		return encodeOutcome(r.config.Codec, &op.Operation, *value, err)
+	}
+	return c
 }
 
 // encodeOutcome encodes the value where it is going to be recorded.
@@ -85,7 +91,7 @@ func plain(err error) error {
 // resultOf makes the caller's result of a committed record.
 func resultOf[T any](c *call, out outcome, value T) (Result[T], error) {
 	res := Result[T]{Value: value, Replayed: !out.own, Record: out.record}
-	if !out.fresh {
+	if out.record.AttemptToken != c.inHand {
 		var err error
 		if res.Value, err = decodeResult[T](c.runner.config.Codec, out.record); err != nil {
 			return res, err
@@ -120,25 +126,12 @@ func (c *call) report(ctx context.Context, out outcome, err error) {
 	case err == nil:
 		c.op.duplicates.add(true)
 		c.emit(ctx, idempotency.Replayed{Key: key, Strategy: strategy, State: out.record.State, Shared: out.shared, Duration: took})
-	case errors.Is(err, idempotency.ErrOutcomeUnknown):
+	case c.ending == kindUnknown:
 		c.emit(ctx, idempotency.Unresolved{Key: key, Strategy: strategy, Err: err, Duration: took})
-	case c.refused(err):
+	case c.ending == kindAnswered || c.ending == kindBusy:
 		c.op.duplicates.add(true)
 		c.emit(ctx, idempotency.Refused{Key: key, Strategy: strategy, Err: err, Duration: took})
 	default:
 		c.emit(ctx, idempotency.RolledBack{Key: key, Strategy: strategy, Err: err, Duration: took})
 	}
-}
-
-// refused reports whether err is an answer about the key, and not an error of the run.
-func (c *call) refused(err error) bool {
-	for _, answer := range []error{
-		idempotency.ErrInProgress, idempotency.ErrMismatch, idempotency.ErrResultExpired, idempotency.ErrNewerRecord,
-		idempotency.ErrWrongMode, idempotency.ErrRestartOuter,
-	} {
-		if errors.Is(err, answer) {
-			return true
-		}
-	}
-	return false
 }
