@@ -1,0 +1,120 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/txn"
+)
+
+// fresh is an order that nobody has placed before: one row inserted, one of 10,000 stock rows updated.
+var fresh = group{
+	name:      "fresh",
+	names:     []string{"bare", "naive", "naive-lean", "pgonce"},
+	baselines: []string{"bare", "naive"},
+	setup:     setupFresh,
+}
+
+const (
+	insertOrder = `INSERT INTO orders (reference, item, quantity) VALUES ($1, $2, $3)`
+	takeStock   = `UPDATE stock SET left_over = left_over - $2 WHERE item = $1`
+	resultSize  = 300
+)
+
+var create = idempotency.Operation{Name: "order.create"}
+
+// order is one caller's order. Its key is time-ordered, and the same kind for every variant.
+type order struct {
+	key            string
+	item, quantity int
+}
+
+func newOrder() (order, error) {
+	id, err := uuid.NewV7()
+	return order{key: id.String(), item: 1 + rand.IntN(10000), quantity: 1 + rand.IntN(3)}, err
+}
+
+// payload is the request's body, of which the fingerprint is made.
+func (o order) payload() []byte {
+	return fmt.Appendf(nil, `{"item":%d,"quantity":%d}`, o.item, o.quantity)
+}
+
+// place writes the order's business rows: the same code for all variants.
+func (o order) place(ctx context.Context, tx pgx.Tx) error {
+	if _, err := tx.Exec(ctx, insertOrder, o.key, o.item, o.quantity); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, takeStock, o.item, o.quantity)
+	return err
+}
+
+// receipt is the result that is kept for replays.
+func (o order) receipt() []byte {
+	r := make([]byte, resultSize)
+	for i := copy(r, o.key); i < len(r); i++ {
+		r[i] = ' ' + byte(i%90)
+	}
+	return r
+}
+
+// run places the order and returns its receipt.
+func (o order) run(ctx context.Context, tx pgx.Tx) ([]byte, error) {
+	if err := o.place(ctx, tx); err != nil {
+		return nil, err
+	}
+	return o.receipt(), nil
+}
+
+func setupFresh(_ context.Context, _ *world, p pools) ([]variant, error) {
+	runner, err := txn.New(p.ours, &txn.Config{Operations: []idempotency.Operation{create}})
+	if err != nil {
+		return nil, err
+	}
+	every := func(name string, op func(context.Context, order) error) variant {
+		return variant{name: name, worker: func(int, int) func(context.Context) error {
+			return func(ctx context.Context) error {
+				o, err := newOrder()
+				if err != nil {
+					return err
+				}
+				return op(ctx, o)
+			}
+		}}
+	}
+	return []variant{
+		every("bare", func(ctx context.Context, o order) error { return placeBare(ctx, p.plain, o) }),
+		every("naive", newNaive("naive.records", p.plain).place),
+		every("naive-lean", newNaive("naive.lean_records", p.plain).place),
+		every("pgonce", func(ctx context.Context, o order) error { return placeOnce(ctx, runner, o) }),
+	}, nil
+}
+
+// placeBare is the usual code without idempotency: four round trips.
+func placeBare(ctx context.Context, pool *pgxpool.Pool, o order) error {
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return o.place(ctx, tx) })
+}
+
+// placeOnce is the same with pgonce.
+func placeOnce(ctx context.Context, runner *txn.Runner, o order) error {
+	req, err := request(create, o)
+	if err != nil {
+		return err
+	}
+	res, err := txn.WithIdempotency(ctx, runner, req, o.run)
+	if err == nil && res.Replayed {
+		return errors.New("a fresh order was replayed")
+	}
+	return err
+}
+
+func request(op idempotency.Operation, o order) (idempotency.Request, error) {
+	key, err := op.Key(idempotency.SingleTenant, o.key)
+	return idempotency.Request{Key: key, Fingerprint: idempotency.FingerprintBytes(o.payload())}, err
+}

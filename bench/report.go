@@ -1,0 +1,118 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+)
+
+// report is everything a run has found out.
+type report struct {
+	Machine machine         `json:"machine"`
+	Cells   []cell          `json:"cells"`
+	Waiting []waitingResult `json:"waiting,omitempty"`
+	Targets []target        `json:"targets"`
+}
+
+// meanings say what each variant is.
+var meanings = map[string]string{
+	"bare":            "BEGIN, INSERT order, UPDATE stock, COMMIT",
+	"naive":           "BEGIN, SELECT key, INSERT PROCESSING, INSERT order, UPDATE stock, UPDATE record, COMMIT; a copy of our table",
+	"naive-lean":      "the same without the table's two partial indexes, so that its UPDATE is HOT",
+	"pgonce":          "txn.WithIdempotency around the same two statements",
+	"select":          "primary-key SELECT of all columns of a record, scanned by pgx",
+	"replay-retry":    "WithIdempotency with Request.Retry: a lookup",
+	"replay":          "WithIdempotency without Retry: acquires first; measured before the runner learns of the duplicates",
+	"replay-adaptive": "the same once it has learned: it looks up first, as with Retry",
+	"waiting":         "100 waiters on one order of 1.5 s, a pool of 10, 8 others placing orders: one process",
+	"waiting-apart":   "the same with a runner for every waiter, as in 100 processes, all on the one pool of 10",
+}
+
+func (r *report) print(out io.Writer) error {
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	line := func(format string, args ...any) { _, _ = fmt.Fprintf(t, format+"\n", args...) } // Flush returns the error
+	text := func(format string, args ...any) {
+		_ = t.Flush() // the last Flush returns it again
+		_, _ = fmt.Fprintf(out, format+"\n", args...)
+	}
+	m := r.Machine
+	text("PostgreSQL %s, %s, %s, %d CPUs, fsync of 8 KiB %.0f us", m.Postgres, m.Go, m.Platform, m.CPUs, m.SyncUS)
+	for _, g := range groups {
+		first := true
+		for _, c := range r.Cells {
+			if c.Group != g.name {
+				continue
+			}
+			if first {
+				text("\n%s", g.name)
+				header := "c\tvariant\tops/s\t"
+				for _, base := range g.baselines {
+					header += "x " + base + "\t"
+				}
+				line("%s", header+"p50 ms\tp99 ms\tWAL B/op\tround trips\t")
+				first = false
+			}
+			row := fmt.Sprintf("%d\t%s\t%.0f\t", c.Callers, c.Variant, c.OpsPerSec)
+			for _, base := range g.baselines {
+				if q, ok := c.ToBase[base]; ok {
+					row += fmt.Sprintf("%.2f", q.Median)
+				}
+				row += "\t"
+			}
+			line("%s%.3f\t%.3f\t%.0f\t%.2f\t", row, c.P50, c.P99, c.WALBytes, c.RoundTrips)
+		}
+	}
+	if len(r.Waiting) > 0 {
+		text("\nwaiting")
+		line("variant\treplays\tothers/s with\twithout\tratio\tlast answer ms after the end\t")
+		for _, w := range r.Waiting {
+			line("%s\t%d of %d\t%.0f\t%.0f\t%.2f\t%.0f\t", w.Name, w.Replays, w.Waiters, w.With, w.Without, w.Others.Median, w.WaiterMS)
+		}
+	}
+	text("\ntargets (median of the rounds, smallest and largest round)")
+	for _, target := range r.Targets {
+		text("  %s", target)
+	}
+	text("\nvariants")
+	for _, name := range r.variants() {
+		text("  %-16s %s", name, meanings[name])
+	}
+	return t.Flush()
+}
+
+func (t target) String() string {
+	verdict := "pass"
+	switch {
+	case t.Note != "":
+		verdict = "n/a "
+	case !t.Passed:
+		verdict = "MISS"
+	}
+	s := fmt.Sprintf("%s  %s: %.2f, wanted %.2f", verdict, t.Name, t.Got, t.Want)
+	if t.Spread != "" {
+		s += " (" + t.Spread + ")"
+	}
+	if t.Note != "" {
+		s += "; " + t.Note
+	}
+	return s
+}
+
+// variants are the names that were run, in the order of the tables.
+func (r *report) variants() []string {
+	var names []string
+	seen := map[string]bool{}
+	add := func(name string) {
+		if !seen[name] {
+			seen[name] = true
+			names = append(names, name)
+		}
+	}
+	for _, c := range r.Cells {
+		add(c.Variant)
+	}
+	for _, w := range r.Waiting {
+		add(w.Name)
+	}
+	return names
+}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	"net"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// countRoundTrips counts what an operation of each variant costs on the network, apart from the measurement: a read
+// behind a write is a round trip.
+func countRoundTrips(ctx context.Context, w *world, g group, wanted func(variant) bool) (map[string]float64, error) {
+	var trips atomic.Int64
+	p, err := w.pools(ctx, 1, func(cfg *pgxpool.Config) {
+		dial := cfg.ConnConfig.DialFunc
+		cfg.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := dial(ctx, network, address)
+			return &countingConn{Conn: conn, trips: &trips}, err
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer p.close()
+	variants, err := g.setup(ctx, w, p)
+	if err != nil {
+		return nil, err
+	}
+	counts := map[string]float64{}
+	for _, v := range variants {
+		if !wanted(v) {
+			continue
+		}
+		if v.prepare != nil {
+			if err := v.prepare(ctx); err != nil {
+				return nil, err
+			}
+		}
+		const warm, counted = 50, 100
+		op := v.worker(0, 1)
+		for i := range warm + counted {
+			if i == warm {
+				trips.Store(0)
+			}
+			if err := op(ctx); err != nil {
+				return nil, err
+			}
+		}
+		counts[v.name] = float64(trips.Load()) / counted
+	}
+	return counts, nil
+}
+
+type countingConn struct {
+	net.Conn
+	trips *atomic.Int64
+	wrote atomic.Bool
+}
+
+func (c *countingConn) Write(b []byte) (int, error) {
+	c.wrote.Store(true)
+	return c.Conn.Write(b)
+}
+
+func (c *countingConn) Read(b []byte) (int, error) {
+	if c.wrote.Swap(false) {
+		c.trips.Add(1)
+	}
+	return c.Conn.Read(b)
+}

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+)
+
+// target is a promise and what became of it.
+type target struct {
+	Name   string  `json:"name"`
+	Want   float64 `json:"want"`
+	Got    float64 `json:"got"`
+	Spread string  `json:"spread,omitempty"` // smallest and largest round
+	Passed bool    `json:"passed"`
+	// Note says why the comparison does not count.
+	Note string `json:"note,omitempty"`
+}
+
+func (t target) missed() bool { return !t.Passed && t.Note == "" }
+
+// The naive way is itself between these shares of the bare order where the targets were set. On a machine where it is
+// not, the ratio to it says something else.
+const naiveLow, naiveHigh = 0.5, 0.65
+
+var (
+	freshTargets  = map[int]float64{1: 1.35, 8: 1.28, 32: 1.28}
+	replayTargets = map[string]float64{"replay-retry": 0.90, "replay": 0.40}
+)
+
+const othersTarget = 0.9
+
+// targets holds the report against what was promised, as far as it was measured.
+func targets(r *report) []target {
+	var all []target
+	add := func(name string, want float64, got ratio, note string) {
+		all = append(all, target{
+			Name: name, Want: want, Got: got.Median, Spread: fmt.Sprintf("%.2f to %.2f", got.Min, got.Max),
+			Passed: got.Median >= want, Note: note,
+		})
+	}
+	for _, c := range r.Cells {
+		toNaive, naiveRan := c.ToBase["naive"]
+		if want := freshTargets[c.Callers]; c.Variant == "pgonce" && naiveRan && want > 0 {
+			add(fmt.Sprintf("fresh order, c=%d: pgonce / naive", c.Callers), want, toNaive, r.naiveNote(c.Callers))
+		}
+		toSelect, selectRan := c.ToBase["select"]
+		if want := replayTargets[c.Variant]; want > 0 && selectRan {
+			add(fmt.Sprintf("replay, c=%d: %s / select", c.Callers, c.Variant), want, toSelect, "")
+		}
+	}
+	for _, w := range r.Waiting {
+		if w.Name != "waiting" {
+			continue // the other one is for information
+		}
+		all = append(all, target{
+			Name: "waiting: replays", Want: float64(w.Waiters), Got: float64(w.Replays), Passed: w.Replays == w.Waiters,
+		})
+		add("waiting: other orders with / without waiters", othersTarget, w.Others, "")
+	}
+	return all
+}
+
+// naiveNote is empty where the comparison with naive counts.
+func (r *report) naiveNote(callers int) string {
+	i := slices.IndexFunc(r.Cells, func(c cell) bool { return c.Variant == "naive" && c.Callers == callers })
+	toBare, ok := r.Cells[i].ToBase["bare"]
+	switch {
+	case !ok:
+		return "bare was not run, so nobody knows whether naive is what it should be"
+	case toBare.Median < naiveLow || toBare.Median > naiveHigh:
+		return fmt.Sprintf("naive is %.2f of bare here; the target was set where it is %.2f to %.2f", toBare.Median, naiveLow, naiveHigh)
+	}
+	return ""
+}
