@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgonce/pgonce/internal/dbsqlc"
+	"github.com/pgonce/pgonce/internal/failpoint"
 )
 
 // Completion is a final outcome about to be recorded.
@@ -135,6 +136,7 @@ func (s *Store) Complete(ctx context.Context, conn *pgx.Conn, c *Completion) (Re
 	if err := to.pipeline.Sync(); err != nil {
 		return Record{}, unknown(err) // some of it may have been sent
 	}
+	failpoint.Hit(failpoint.CommitSent)
 	return s.readCommit(to, c)
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/internal/failpoint"
 )
 
 // attempt is one transaction: acquire, run, complete, commit.
@@ -23,6 +24,7 @@ type attempt struct {
 }
 
 func (c *call) attempt(ctx context.Context) step {
+	failpoint.Hit(failpoint.AcquireBefore)
 	pooled, err := c.runner.pool.Acquire(ctx)
 	if err != nil {
 		err = fmt.Errorf("txn: connect: %w", err)
@@ -62,8 +64,10 @@ func (a *attempt) run(ctx context.Context) step {
 	default:
 		return c.settle(v, a.acquired.Record)
 	}
+	failpoint.Hit(failpoint.AcquireAfter)
 	c.leaveWait()
 	if c.final != nil {
+		failpoint.Hit(failpoint.FinalComplete)
 		return a.commit(ctx, a.failure(c.final))
 	}
 	done, s := a.runFunction(ctx)
@@ -98,7 +102,9 @@ func (a *attempt) runFunction(ctx context.Context) (*idempotency.Completion, ste
 	tx := newHandedTx(conn)
 	defer tx.end()
 	a.running = true
+	failpoint.Hit(failpoint.FunctionBefore)
 	result, err := c.body(withRunning(ctx, c.runner, tx), tx)
+	failpoint.Hit(failpoint.FunctionAfter)
 	a.running = false
 	tx.end()
 
@@ -128,6 +134,7 @@ func (a *attempt) runFunction(ctx context.Context) (*idempotency.Completion, ste
 		return nil, restart(err)
 	}
 	if c.final = finalFailure(err, result); c.final != nil {
+		failpoint.Hit(failpoint.FinalBefore)
 		return nil, step{kind: kindAgain, err: err}
 	}
 	return nil, failed(err)
@@ -173,6 +180,7 @@ func (a *attempt) aborted(err error, result payload) step {
 		return failed(idempotency.ErrAborted)
 	}
 	if a.call.final = finalFailure(err, result); a.call.final != nil {
+		failpoint.Hit(failpoint.FinalBefore)
 		return step{kind: kindAgain, err: err}
 	}
 	return failed(err)
@@ -185,6 +193,7 @@ func (a *attempt) commit(ctx context.Context, done *idempotency.Completion) step
 	c.tokens, c.inHand = append(c.tokens, done.AttemptToken), done.AttemptToken
 	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.runner.config.CommitTimeout)
 	defer cancel()
+	failpoint.Hit(failpoint.CompleteBefore)
 	a.guard.commitSent.Store(true)
 	record, err := c.runner.store.Complete(detached, conn, done)
 	if !conn.IsClosed() {
@@ -192,6 +201,7 @@ func (a *attempt) commit(ctx context.Context, done *idempotency.Completion) step
 	}
 	switch {
 	case err == nil:
+		failpoint.Hit(failpoint.CommitAfter)
 		a.open = false
 		return step{out: outcome{record: record, own: true, fresh: true}}
 	case errors.Is(err, idempotency.ErrOutcomeUnknown):
@@ -240,6 +250,7 @@ func (a *attempt) completion(result payload) *idempotency.Completion {
 // release rolls back what is open and gives the connection back; the pool drops it if it is closed or busy.
 func (a *attempt) release(ctx context.Context) {
 	if a.open && !a.pooled.Conn().PgConn().IsBusy() {
+		failpoint.Hit(failpoint.RollbackBefore)
 		_ = a.call.runner.store.Rollback(ctx, a.pooled.Conn()) // closed if it failed, which rolls back too
 	}
 	a.pooled.Release()

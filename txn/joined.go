@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/internal/failpoint"
 )
 
 // Joined is the outcome of an operation inside a transaction of the caller. It counts only once that has committed:
@@ -77,6 +78,7 @@ func (c *call) join(ctx context.Context, tx pgx.Tx) step {
 	case err != nil:
 		return failed(err)
 	}
+	failpoint.Hit(failpoint.JoinedComplete)
 	c.tokens, c.inHand = append(c.tokens, done.AttemptToken), done.AttemptToken
 	return step{out: outcome{record: record, own: true, fresh: true}}
 }
@@ -174,6 +176,7 @@ func (j *Joined[T]) AfterCommit(ctx context.Context) error {
 }
 
 func (c *call) afterCommit(ctx context.Context) (idempotency.Record, error) {
+	failpoint.Hit(failpoint.JoinedPublish)
 	record, found, err := c.lookForAttempts(ctx)
 	if err != nil || found {
 		return record, err

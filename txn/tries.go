@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/internal/failpoint"
 )
 
 // ghostWait is how long a call waits for a key that its own lost connection may still hold, whatever its Wait says.
@@ -130,9 +131,11 @@ func (c *call) resolve(ctx context.Context, cause error) (step, error) {
 	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), budget)
 	defer cancel()
 	pause := pauses{next: 10 * time.Millisecond, last: 250 * time.Millisecond}
+	failpoint.Hit(failpoint.ResolveBefore)
 	for {
 		record, found, err := c.lookForAttempts(detached)
 		if err == nil && found {
+			failpoint.Hit(failpoint.ResolveAfter)
 			c.resolved(ctx, true)
 			return step{out: outcome{record: record, own: true}}, nil
 		}
