@@ -158,7 +158,7 @@ func (t *handedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows
 		return closedRows{err: err}, err
 	}
 	defer t.mu.Unlock()
-	return t.conn.Query(ctx, sql, args...)
+	return t.conn.Query(ctx, sql, args...) //nolint:sqlclosecheck // the function's to close
 }
 
 // QueryRow is pgx.Tx's.
@@ -198,8 +198,8 @@ func (r closedRows) TypeMap() *pgtype.Map                         { return nil }
 type closedResults struct{ err error }
 
 func (r closedResults) Exec() (pgconn.CommandTag, error) { return pgconn.CommandTag{}, r.err }
-func (r closedResults) Query() (pgx.Rows, error)         { return closedRows{err: r.err}, r.err }
-func (r closedResults) QueryRow() pgx.Row                { return closedRows{err: r.err} }
+func (r closedResults) Query() (pgx.Rows, error)         { return closedRows(r), r.err }
+func (r closedResults) QueryRow() pgx.Row                { return closedRows(r) }
 func (r closedResults) Close() error                     { return r.err }
 func (r closedResults) Tx() pgx.Tx                       { return nil }
 
