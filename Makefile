@@ -29,6 +29,10 @@ test: ## run all tests of all modules
 test-race: ## the same with the race detector, in random order
 	go test -timeout $(TIMEOUT) -race -shuffle=on $(TESTFLAGS) work
 
+.PHONY: faults
+faults: ## lost COMMITs, killed processes and sessions, at full size (about 7 minutes), with their counts
+	PGONCE_FAULTS=full go test -tags failpoints -timeout 15m -v ./internal/faultsuite | grep -E 'faults:|^(---|FAIL|ok)'
+
 .PHONY: fuzz
 fuzz: ## run every fuzz target of the main module for FUZZTIME (60s)
 	@files=$$(GOWORK=off go list -f '{{$$d := .Dir}}{{range .TestGoFiles}}{{$$d}}/{{.}} {{end}}{{range .XTestGoFiles}}{{$$d}}/{{.}} {{end}}' ./...); \

@@ -14,15 +14,15 @@ CREATE TABLE stock (
 
 INSERT INTO stock SELECT item, 1000000000 FROM generate_series(1, 10000) AS item;
 
--- The naive way gets our table: same columns, checks and indexes.
+-- The naive way gets our table: same columns, rules and indexes.
 CREATE SCHEMA naive;
 
 CREATE TABLE naive.records (LIKE idempotency.records INCLUDING ALL);
 CREATE TRIGGER records_check BEFORE INSERT OR UPDATE ON naive.records
     FOR EACH ROW EXECUTE FUNCTION idempotency.check_record();
 
--- And once more without the two partial indexes, whose predicates name columns that its UPDATE changes. They serve the
--- leased mode and early dropped results; a service that does without them spares half of its UPDATE's work.
+-- And once more without the two partial indexes, whose predicates name columns that its UPDATE changes: with them no such
+-- UPDATE is HOT. They serve the leased mode and results dropped early, which a service may do without.
 CREATE TABLE naive.lean_records (LIKE idempotency.records INCLUDING ALL EXCLUDING INDEXES);
 ALTER TABLE naive.lean_records ADD PRIMARY KEY (tenant, operation, key);
 CREATE INDEX ON naive.lean_records (expires_at);

@@ -84,10 +84,14 @@ func (r *Runner) check(ctx context.Context, q idempotency.Querier, req idempoten
 		if err != nil && !errors.Is(err, idempotency.ErrSchema) && q == idempotency.Querier(r.pool) && ctx.Err() == nil {
 			err = r.store.Check(ctx, q) // once more: the first may have met a connection that was dead already
 		}
-		if err != nil {
+		switch {
+		case err == nil:
+			r.checked.Store(true)
+		case errors.Is(err, idempotency.ErrSchema) || errors.Is(err, idempotency.ErrReadOnly) || ctx.Err() != nil || refusedForGood(err):
 			return nil, err
+		default:
+			return nil, fmt.Errorf("%w: %w", idempotency.ErrRestart, err)
 		}
-		r.checked.Store(true)
 	}
 	return op, nil
 }
