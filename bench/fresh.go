@@ -72,28 +72,41 @@ func (o order) run(ctx context.Context, tx pgx.Tx) ([]byte, error) {
 	return o.receipt(), nil
 }
 
-func setupFresh(_ context.Context, _ *world, p pools) ([]variant, error) {
-	runner, err := txn.New(p.ours, &txn.Config{Operations: []idempotency.Operation{create}})
+func setupFresh(ctx context.Context, _ *world, p *pools) ([]variant, error) {
+	bare, err := p.plain(ctx)
 	if err != nil {
 		return nil, err
 	}
-	every := func(name string, op func(context.Context, order) error) variant {
-		return variant{name: name, worker: func(int, int) func(context.Context) error {
-			return func(ctx context.Context) error {
-				o, err := newOrder()
-				if err != nil {
-					return err
-				}
-				return op(ctx, o)
-			}
-		}}
+	variants := []variant{ordering("bare", func(ctx context.Context, o order) error { return placeBare(ctx, bare, o) })}
+	for _, by := range []struct{ name, table string }{{"naive", "naive.records"}, {"naive-lean", "naive.lean_records"}} {
+		pool, err := p.plain(ctx)
+		if err != nil {
+			return nil, err
+		}
+		variants = append(variants, ordering(by.name, newNaive(by.table, pool).place))
 	}
-	return []variant{
-		every("bare", func(ctx context.Context, o order) error { return placeBare(ctx, p.plain, o) }),
-		every("naive", newNaive("naive.records", p.plain).place),
-		every("naive-lean", newNaive("naive.lean_records", p.plain).place),
-		every("pgonce", func(ctx context.Context, o order) error { return placeOnce(ctx, runner, o) }),
-	}, nil
+	pool, err := p.ours(ctx)
+	if err != nil {
+		return nil, err
+	}
+	runner, err := txn.New(pool, &txn.Config{Operations: []idempotency.Operation{create}})
+	if err != nil {
+		return nil, err
+	}
+	return append(variants, ordering("pgonce", func(ctx context.Context, o order) error { return placeOnce(ctx, runner, o) })), nil
+}
+
+// ordering is a variant that places one fresh order after another.
+func ordering(name string, place func(context.Context, order) error) variant {
+	return variant{name: name, worker: func(int, int) func(context.Context) error {
+		return func(ctx context.Context) error {
+			o, err := newOrder()
+			if err != nil {
+				return err
+			}
+			return place(ctx, o)
+		}
+	}}
 }
 
 // placeBare is the usual code without idempotency: four round trips.

@@ -24,7 +24,7 @@ type group struct {
 	name      string
 	names     []string // of its variants
 	baselines []string // the variants the others are compared with
-	setup     func(ctx context.Context, w *world, p pools) ([]variant, error)
+	setup     func(ctx context.Context, w *world, p *pools) ([]variant, error)
 }
 
 var groups = []group{fresh, replay}
@@ -46,16 +46,19 @@ type cell struct {
 	latencies  []time.Duration
 }
 
-// sliceTime is how long a variant runs before the next one has its turn. Short, so that whatever else the machine does
-// hits all variants alike.
-const sliceTime = 100 * time.Millisecond
+// sliceTime is how long a variant runs with c callers before the next one has its turn. Short, so that whatever else the
+// machine does hits all variants alike; longer where an operation takes longer.
+func sliceTime(c int) time.Duration { return time.Duration(100+6*c) * time.Millisecond }
+
+// Every slice runs a little before it counts: connections that were idle find their memory and caches cold.
+const (
+	leadTime = 25 * time.Millisecond
+	leadOps  = 3 // of each caller
+)
 
 // measureLevel runs all wanted variants of a group with c callers, in turns.
 func measureLevel(ctx context.Context, w *world, g group, wanted func(variant) bool, c int, s settings) ([]cell, error) {
-	p, err := w.pools(ctx, c)
-	if err != nil {
-		return nil, err
-	}
+	p := &pools{world: w, size: c}
 	defer p.close()
 	variants, err := g.setup(ctx, w, p)
 	if err != nil {
@@ -66,11 +69,11 @@ func measureLevel(ctx context.Context, w *world, g group, wanted func(variant) b
 	for i, v := range variants {
 		cells[i] = cell{Group: g.name, Variant: v.name, Callers: c}
 		// Statements get prepared and pages read before anything counts.
-		if _, err := runSlice(ctx, w, v, c, sliceTime); err != nil {
+		if _, err := runSlice(ctx, w, v, c, sliceTime(c)); err != nil {
 			return nil, err
 		}
 	}
-	turns := max(1, int(s.duration/time.Duration(s.rounds)/sliceTime))
+	turns := max(1, int(s.duration/time.Duration(s.rounds)/sliceTime(c)))
 	each := s.duration / time.Duration(s.rounds*turns)
 	for range s.rounds {
 		round := make([]sample, len(variants))
@@ -98,6 +101,7 @@ func measureLevel(ctx context.Context, w *world, g group, wanted func(variant) b
 type sample struct {
 	rate      float64
 	ops       int
+	lead      int // operations of the lead time, which are in wal only
 	wal       int64
 	latencies []time.Duration
 }
@@ -105,6 +109,7 @@ type sample struct {
 func (s *sample) add(o sample) {
 	s.rate += o.rate
 	s.ops += o.ops
+	s.lead += o.lead
 	s.wal += o.wal
 	s.latencies = append(s.latencies, o.latencies...)
 }
@@ -118,6 +123,8 @@ func runSlice(ctx context.Context, w *world, v variant, c int, d time.Duration) 
 	workers := make([]struct {
 		op        func(context.Context) error
 		latencies []time.Duration
+		lead      int           // operations that do not count
+		began     time.Duration // end of the last of them
 		took      time.Duration
 		err       error
 	}, c)
@@ -135,11 +142,17 @@ func runSlice(ctx context.Context, w *world, v variant, c int, d time.Duration) 
 	for i := range workers {
 		running.Go(func() {
 			self := &workers[i]
-			for self.took < d {
+			for leads := true; leads || self.took < self.began+d; {
 				if self.err = self.op(ctx); self.err != nil {
 					return
 				}
 				now := time.Since(begin)
+				if leads {
+					self.lead++
+					self.began, self.took = now, now
+					leads = now < leadTime || self.lead < leadOps
+					continue
+				}
 				self.latencies = append(self.latencies, now-self.took)
 				self.took = now
 			}
@@ -156,7 +169,8 @@ func runSlice(ctx context.Context, w *world, v variant, c int, d time.Duration) 
 		s.ops += len(workers[i].latencies)
 		s.latencies = append(s.latencies, workers[i].latencies...)
 		// Each over its own time: the last ones to finish do not make the others slower.
-		s.rate += float64(len(workers[i].latencies)) / workers[i].took.Seconds()
+		s.rate += float64(len(workers[i].latencies)) / (workers[i].took - workers[i].began).Seconds()
+		s.lead += workers[i].lead
 	}
 	return s, err
 }
@@ -164,7 +178,7 @@ func runSlice(ctx context.Context, w *world, v variant, c int, d time.Duration) 
 // add takes in one round.
 func (c *cell) add(round sample, turns int) {
 	c.rates = append(c.rates, round.rate/float64(turns))
-	c.wal = append(c.wal, float64(round.wal)/float64(round.ops))
+	c.wal = append(c.wal, float64(round.wal)/float64(round.ops+round.lead))
 	c.Ops += round.ops
 	c.latencies = append(c.latencies, round.latencies...)
 }

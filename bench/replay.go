@@ -31,8 +31,18 @@ const (
 	perOperation     = 16
 )
 
-func setupReplay(ctx context.Context, w *world, p pools) ([]variant, error) {
-	orders, err := seedReplays(ctx, w, p.ours)
+func setupReplay(ctx context.Context, w *world, p *pools) ([]variant, error) {
+	plain, err := p.plain(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var ours [3]*pgxpool.Pool
+	for i := range ours {
+		if ours[i], err = p.ours(ctx); err != nil {
+			return nil, err
+		}
+	}
+	orders, err := seedReplays(ctx, w, ours[0])
 	if err != nil {
 		return nil, err
 	}
@@ -42,16 +52,16 @@ func setupReplay(ctx context.Context, w *world, p pools) ([]variant, error) {
 			return func(ctx context.Context) error { return op(ctx, orders[rand.IntN(len(orders)/n)*n+i]) }
 		}}
 	}
-	runners := make([]*txn.Runner, 2)
+	var runners [2]*txn.Runner
 	for i := range runners {
-		if runners[i], err = txn.New(p.ours, &txn.Config{Operations: []idempotency.Operation{create}}); err != nil {
+		if runners[i], err = txn.New(ours[i], &txn.Config{Operations: []idempotency.Operation{create}}); err != nil {
 			return nil, err
 		}
 	}
 	return []variant{
-		shared("select", func(ctx context.Context, o order) error { return selectRecord(ctx, p.plain, o) }),
+		shared("select", func(ctx context.Context, o order) error { return selectRecord(ctx, plain, o) }),
 		shared("replay-retry", func(ctx context.Context, o order) error { return placeAgain(ctx, runners[0], create, o, true) }),
-		acquiring(p.ours, orders[0]),
+		acquiring(ours[2], orders[0]),
 		shared("replay-adaptive", func(ctx context.Context, o order) error { return placeAgain(ctx, runners[1], create, o, false) }),
 	}, nil
 }

@@ -12,16 +12,14 @@ import (
 // behind a write is a round trip.
 func countRoundTrips(ctx context.Context, w *world, g group, wanted func(variant) bool) (map[string]float64, error) {
 	var trips atomic.Int64
-	p, err := w.pools(ctx, 1, func(cfg *pgxpool.Config) {
+	count := func(cfg *pgxpool.Config) {
 		dial := cfg.ConnConfig.DialFunc
 		cfg.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
 			conn, err := dial(ctx, network, address)
 			return &countingConn{Conn: conn, trips: &trips}, err
 		}
-	})
-	if err != nil {
-		return nil, err
 	}
+	p := &pools{world: w, size: 1, configure: []func(*pgxpool.Config){count}}
 	defer p.close()
 	variants, err := g.setup(ctx, w, p)
 	if err != nil {

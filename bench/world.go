@@ -41,7 +41,9 @@ type world struct {
 func newWorld(ctx context.Context, out io.Writer) (_ *world, err error) {
 	stack, err := devstack.Start(ctx, &devstack.Config{
 		// A checkpoint in the middle of somebody's slice would be charged to that variant.
-		Settings: map[string]string{"max_wal_size": "8GB", "checkpoint_timeout": "30min", "shared_buffers": "256MB"},
+		Settings: map[string]string{
+			"max_wal_size": "8GB", "checkpoint_timeout": "30min", "shared_buffers": "256MB", "max_connections": "400",
+		},
 		Out:      out,
 	})
 	if err != nil {
@@ -112,22 +114,31 @@ func (w *world) pool(ctx context.Context, n int, configure ...func(*pgxpool.Conf
 	return pool, nil
 }
 
-// pools are what the variants of a group work on: the usual code has a plain pool, pgonce one of its own.
-type pools struct{ plain, ours *pgxpool.Pool }
-
-func (w *world) pools(ctx context.Context, n int, configure ...func(*pgxpool.Config)) (p pools, err error) {
-	if p.plain, err = w.pool(ctx, n, configure...); err != nil {
-		return p, err
-	}
-	if p.ours, err = w.pool(ctx, n, append(slices.Clone(configure), txn.ConfigurePool)...); err != nil {
-		p.plain.Close()
-	}
-	return p, err
+// pools makes the pools of a group's variants. Each variant has its own: connections that two of them shared would be
+// warmer than the others.
+type pools struct {
+	world     *world
+	size      int
+	configure []func(*pgxpool.Config)
+	made      []*pgxpool.Pool
 }
 
-func (p pools) close() {
-	p.plain.Close()
-	p.ours.Close()
+func (p *pools) plain(ctx context.Context) (*pgxpool.Pool, error) { return p.make(ctx) }
+
+func (p *pools) ours(ctx context.Context) (*pgxpool.Pool, error) { return p.make(ctx, txn.ConfigurePool) }
+
+func (p *pools) make(ctx context.Context, configure ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
+	pool, err := p.world.pool(ctx, p.size, append(slices.Clone(p.configure), configure...)...)
+	if err == nil {
+		p.made = append(p.made, pool)
+	}
+	return pool, err
+}
+
+func (p *pools) close() {
+	for _, pool := range p.made {
+		pool.Close()
+	}
 }
 
 // inspect describes the machine, and refuses a server that does not write commits to its disk.
