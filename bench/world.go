@@ -44,7 +44,7 @@ func newWorld(ctx context.Context, out io.Writer) (_ *world, err error) {
 		Settings: map[string]string{
 			"max_wal_size": "8GB", "checkpoint_timeout": "30min", "shared_buffers": "256MB", "max_connections": "400",
 		},
-		Out:      out,
+		Out: out,
 	})
 	if err != nil {
 		return nil, err
@@ -125,7 +125,9 @@ type pools struct {
 
 func (p *pools) plain(ctx context.Context) (*pgxpool.Pool, error) { return p.make(ctx) }
 
-func (p *pools) ours(ctx context.Context) (*pgxpool.Pool, error) { return p.make(ctx, txn.ConfigurePool) }
+func (p *pools) ours(ctx context.Context) (*pgxpool.Pool, error) {
+	return p.make(ctx, txn.ConfigurePool)
+}
 
 func (p *pools) make(ctx context.Context, configure ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
 	pool, err := p.world.pool(ctx, p.size, append(slices.Clone(p.configure), configure...)...)
