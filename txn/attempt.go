@@ -127,7 +127,7 @@ func (a *attempt) runFunction(ctx context.Context) (*idempotency.Completion, ste
 		return a.success(result), step{}
 	}
 	same, rollbackErr := c.runner.store.RollbackOf(ctx, conn, a.acquired)
-	if rollbackErr == nil && !same {
+	if rollbackErr == nil && !same || rollbackErr != nil && a.guard.mayHaveCommitted.Load() {
 		return nil, c.transactionEnded(err)
 	}
 	if idempotency.Restartable(err) {
@@ -253,8 +253,10 @@ func (a *attempt) release(ctx context.Context) {
 		failpoint.Hit(failpoint.RollbackBefore)
 		_ = a.call.runner.store.Rollback(ctx, a.pooled.Conn()) // closed if it failed, which rolls back too
 	}
+	// Asked before the connection goes back: whoever gets it next forgets it.
+	ended := a.running && a.guard.mayHaveCommitted.Load()
 	a.pooled.Release()
-	if a.running && a.guard.mayHaveCommitted.Load() {
+	if ended {
 		// A panic or Goexit behind the function's own COMMIT: recorded before it goes on, so that a retry does not run again.
 		a.call.transactionEnded(nil)
 		_ = a.call.tries(context.WithoutCancel(ctx))
