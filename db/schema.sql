@@ -62,7 +62,17 @@ CREATE FUNCTION idempotency.check_record() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
 DECLARE
-    broken text := CASE
+    broken text;
+BEGIN
+    -- What nearly every row is, in one expression: asking the rules one by one costs every order 27 µs.
+    IF NEW.state = 'SUCCESS' AND NEW.generation <= NEW.fence AND NEW.fence >= 1 AND NEW.attempt >= 1 AND NOT NEW.retryable
+            AND num_nulls(NEW.fingerprint, NEW.attempt_token, NEW.acquired_at, NEW.executor, NEW.completed_at,
+                          NEW.result_type) = 0
+            AND num_nonnulls(NEW.lease_expires_at, NEW.error_code, NEW.error_message) = 0 THEN
+        RETURN NEW;
+    END IF;
+
+    broken := CASE
         -- A generation is the fence that began it. Fences only grow, so it can never be ahead.
         WHEN NEW.generation > NEW.fence
             THEN 'records_fence_check'
@@ -91,7 +101,6 @@ DECLARE
         WHEN NEW.retryable AND (NEW.state <> 'FAILED' OR NEW.takeover IS NULL)
             THEN 'records_retryable_check'
     END;
-BEGIN
     IF broken IS NOT NULL THEN
         RAISE EXCEPTION 'row of idempotency.records breaks the rule "%" of state %', broken, NEW.state
             USING ERRCODE = 'check_violation', SCHEMA = 'idempotency', TABLE = 'records', CONSTRAINT = broken,

@@ -98,8 +98,8 @@ func storable(text string, limit int) string {
 	return text
 }
 
-// Complete records the outcome and commits the transaction that Acquire opened, in one round trip: the record, a Sync,
-// COMMIT. The Sync makes COMMIT run also when the record was refused; it then answers ROLLBACK.
+// Complete records the outcome and commits the transaction that Acquire opened, in one round trip: the record, then
+// COMMIT, which the server skips when it has refused the record. The transaction is then still open.
 //
 // Definite errors, nothing was committed: ErrRecordExists (look at the key again), ErrTransactionEnded (by the
 // function's own SQL; what that committed stays), ErrRestart (run everything again), or the server's error.
@@ -113,26 +113,24 @@ func (s *Store) Complete(ctx context.Context, conn *pgx.Conn, c *Completion) (Re
 	} else {
 		values = encode(&params, nil)
 	}
-	if err := s.prepareCompletion(ctx, conn, c, st); err != nil {
+	statements := []*statement{st, commit}
+	if c.State == StateFailed {
+		statements = append(statements, attemptFailed)
+	}
+	prepared, err := s.prepare(ctx, conn, statements...) // those that few transactions need
+	if err != nil {
 		if conn.IsClosed() {
 			return Record{}, fmt.Errorf("%w: %w", ErrRestart, err) // nothing of ours was sent yet
 		}
 		return Record{}, translate(err)
 	}
-	to := &sender{conn: conn, pipeline: conn.PgConn().StartPipeline(ctx), named: s.named}
+	to := &sender{pipeline: conn.PgConn().StartPipeline(ctx), prepared: prepared}
 	defer func() { _ = to.pipeline.Close() }() // its errors have been read before
-	if err := to.send(ctx, st, values...); err != nil {
-		return Record{}, err
-	}
+	to.send(st, values...)
 	if c.State == StateFailed {
-		if err := to.send(ctx, attemptFailed, values[0], values[1], values[2], values[8]); err != nil {
-			return Record{}, err
-		}
+		to.send(attemptFailed, values[0], values[1], values[2], values[8])
 	}
-	to.pipeline.SendPipelineSync()
-	if err := to.send(ctx, commit); err != nil {
-		return Record{}, err
-	}
+	to.send(commit)
 	if err := to.pipeline.Sync(); err != nil {
 		return Record{}, unknown(err) // some of it may have been sent
 	}
@@ -140,40 +138,22 @@ func (s *Store) Complete(ctx context.Context, conn *pgx.Conn, c *Completion) (Re
 	return s.readCommit(to, c)
 }
 
-// prepareCompletion prepares what few transactions need, and whatever the function has deallocated: inside the pipeline it
-// would be too late.
-func (s *Store) prepareCompletion(ctx context.Context, conn *pgx.Conn, c *Completion, st *statement) error {
-	if !s.named {
-		return nil
-	}
-	if c.State == StateFailed {
-		if err := prepare(ctx, conn, attemptFailed); err != nil {
-			return err
-		}
-	}
-	return prepare(ctx, conn, st, commit)
-}
-
 func (s *Store) readCommit(to *sender, c *Completion) (Record, error) {
-	row, _, refused := to.next()
-	if refused == nil && c.State == StateFailed {
-		_, _, refused = to.next()
+	row, _, err := to.next()
+	if err == nil && c.State == StateFailed {
+		_, _, err = to.next()
 	}
-	if refused != nil && !definite(refused) {
-		if endedForTime(refused) {
-			return Record{}, refused // the session was over before our statement, and so before COMMIT
-		}
-		return Record{}, unknown(refused)
-	}
-	if err := to.sync(); err != nil {
-		return Record{}, commitLost(refused, err)
+	switch {
+	case err != nil && (definite(err) || endedForTime(err)):
+		// Or the session was over before our statement: either way, before COMMIT.
+		return Record{}, translate(err)
+	case err != nil:
+		return Record{}, unknown(err)
 	}
 	_, tag, err := to.next()
 	switch {
 	case err != nil && !definite(err):
-		return Record{}, commitLost(refused, err)
-	case refused != nil:
-		return Record{}, translate(refused)
+		return Record{}, unknown(err)
 	case err != nil && Restartable(err):
 		return Record{}, fmt.Errorf("%w: %w", ErrRestart, err)
 	case err != nil:
@@ -185,14 +165,6 @@ func (s *Store) readCommit(to *sender, c *Completion) (Record, error) {
 		return Record{}, fmt.Errorf("idempotency: COMMIT answered %s: %w", tag, ErrAborted)
 	}
 	return s.completed(c, row), nil
-}
-
-// commitLost: with its record refused, the transaction cannot have committed, whatever happened to COMMIT's answer.
-func commitLost(refused, lost error) error {
-	if refused != nil {
-		return translate(refused)
-	}
-	return unknown(lost)
 }
 
 func unknown(err error) error { return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err) }

@@ -36,6 +36,9 @@ func NewStore(mode pgx.QueryExecMode) *Store {
 	return &Store{executor: newExecutor(), named: mode == pgx.QueryExecModeCacheStatement}
 }
 
+// Unnamed returns the same store without named statements, for a connection that loses them.
+func (s *Store) Unnamed() *Store { return &Store{executor: s.executor} }
+
 // newExecutor names this process for people who look into a record: host:pid:random.
 func newExecutor() string {
 	var random [4]byte
@@ -71,13 +74,12 @@ func (s *Store) Acquire(ctx context.Context, conn *pgx.Conn, key Key, iso pgx.Tx
 	if begin == nil {
 		return Acquisition{}, &ConfigError{Field: "isolation level", Rule: fmt.Sprintf("must be read committed, repeatable read or serializable, is %q", iso)}
 	}
-	if s.named {
-		// All at once, and before BEGIN: later ones would cost a round trip inside the transaction.
-		if err := prepare(ctx, conn, begin, recordLock, recordGet, recordInsert, commit); err != nil {
-			return Acquisition{}, translate(err)
-		}
+	// All at once, and before BEGIN: later ones would cost a round trip inside the transaction.
+	prepared, err := s.prepare(ctx, conn, begin, recordLock, recordGet, recordInsert, commit)
+	if err != nil {
+		return Acquisition{}, translate(err)
 	}
-	a, err := s.acquire(ctx, conn, key, begin)
+	a, err := acquire(ctx, conn, prepared, key, begin)
 	if err != nil {
 		s.abandon(ctx, conn)
 		return Acquisition{}, fmt.Errorf("idempotency: acquire %v: %w", key, translate(err))
@@ -85,19 +87,15 @@ func (s *Store) Acquire(ctx context.Context, conn *pgx.Conn, key Key, iso pgx.Tx
 	return a, nil
 }
 
-func (s *Store) acquire(ctx context.Context, conn *pgx.Conn, key Key, begin *statement) (a Acquisition, err error) {
-	to := &sender{conn: conn, pipeline: conn.PgConn().StartPipeline(ctx), named: s.named}
+func acquire(ctx context.Context, conn *pgx.Conn, prepared prepared, key Key, begin *statement) (a Acquisition, err error) {
+	to := &sender{pipeline: conn.PgConn().StartPipeline(ctx), prepared: prepared}
 	defer func() { err = errors.Join(err, to.pipeline.Close()) }()
-	for _, err := range []error{
-		to.send(ctx, begin),
-		to.send(ctx, recordLock, encodeInt8(key.LockID())),
-		// A statement of its own: its snapshot must be younger than the lock, or it would miss what the last holder wrote.
-		to.send(ctx, recordGet, []byte(key.tenant), []byte(key.operation), []byte(key.value)),
-		to.pipeline.Sync(),
-	} {
-		if err != nil {
-			return Acquisition{}, err
-		}
+	to.send(begin)
+	to.send(recordLock, encodeInt8(key.LockID()))
+	// A statement of its own: its snapshot must be younger than the lock, or it would miss what the last holder wrote.
+	to.send(recordGet, []byte(key.tenant), []byte(key.operation), []byte(key.value))
+	if err := to.pipeline.Sync(); err != nil {
+		return Acquisition{}, err
 	}
 	if _, _, err := to.next(); err != nil {
 		return Acquisition{}, readOnly(err) // of BEGIN
@@ -172,12 +170,19 @@ func (s *Store) AcquireTx(ctx context.Context, tx pgx.Tx, key Key) (Acquisition,
 }
 
 // Lookup reads the record of a key: one statement, no transaction, no lock, no write.
-func (s *Store) Lookup(ctx context.Context, q Querier, key Key) (r Record, found bool, err error) {
-	r, found, err = scanRecord(key, q.QueryRow(ctx, dbsqlc.RecordGet, key.tenant, key.operation, key.value))
+func (s *Store) Lookup(ctx context.Context, conn *pgx.Conn, key Key) (r Record, found bool, err error) {
+	prepared, err := s.prepare(ctx, conn, recordGet)
+	if err != nil {
+		return Record{}, false, translate(err)
+	}
+	row, err := query(ctx, conn, prepared, recordGet, []byte(key.tenant), []byte(key.operation), []byte(key.value))
+	if err == nil && row != nil {
+		r, err = decodeRecord(key, row)
+	}
 	if err != nil {
 		return Record{}, false, fmt.Errorf("idempotency: look up %v: %w", key, translate(err))
 	}
-	return r, found, nil
+	return r, row != nil, nil
 }
 
 // LookupAttempt looks for a committed record of one of these attempts, expired or not. Where a synchronous standby is

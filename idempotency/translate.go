@@ -54,6 +54,13 @@ func restartable(sqlstate string) bool {
 	return sqlstate == "40001" || sqlstate == "40P01" || sqlstate == "26000"
 }
 
+// StatementLost reports whether the session does not know a prepared statement any more: a function or a pooler has thrown
+// it away.
+func StatementLost(err error) bool {
+	var server *pgconn.PgError
+	return errors.As(err, &server) && server.Code == "26000"
+}
+
 // readOnly recognises a standby by what BEGIN READ WRITE answers there.
 func readOnly(err error) error {
 	var server *pgconn.PgError

@@ -12,9 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// The request path sends several statements in one flush, with a Sync of its own where a later statement must run
-// although an earlier one failed. pgx's batches have one Sync, at the end, so these go through pgconn's pipeline, with
-// every parameter and result in PostgreSQL's binary format.
+// The request path sends several statements in one flush, through pgconn's pipeline, with every parameter and result in
+// PostgreSQL's binary format.
 
 // statement is one of ours: prepared once per connection, or sent unnamed where the pool's query mode asks for it.
 type statement struct {
@@ -22,36 +21,50 @@ type statement struct {
 	oids      []uint32
 }
 
-// sender sends statements of one connection. After the first error the others do nothing.
+// sender sends statements of one connection: those in prepared by name, the others unnamed.
 type sender struct {
-	conn     *pgx.Conn
 	pipeline *pgconn.Pipeline
-	named    bool
+	prepared prepared
+}
+
+// prepared are the statements that a connection knows by name.
+type prepared map[*statement]*pgconn.StatementDescription
+
+const preparedKey = "github.com/pgonce/pgonce/idempotency"
+
+// prepare makes sure that the statements exist on the connection; only its first transaction pays for it. The result is
+// kept here and not asked of pgx, which would tell its tracer of every look.
+func (s *Store) prepare(ctx context.Context, conn *pgx.Conn, statements ...*statement) (prepared, error) {
+	if !s.named {
+		return nil, nil
+	}
+	data := conn.PgConn().CustomData()
+	known, ok := data[preparedKey].(prepared)
+	if !ok {
+		known = prepared{}
+		data[preparedKey] = known
+	}
+	for _, st := range statements {
+		if known[st] != nil {
+			continue
+		}
+		description, err := conn.Prepare(ctx, st.name, st.sql)
+		if err != nil {
+			return nil, err
+		}
+		known[st] = description
+	}
+	return known, nil
 }
 
 var binaryFormat = []int16{pgtype.BinaryFormatCode} // one code stands for all columns
 
-// prepare makes sure that the statements exist on the connection. Only its first transaction pays for it.
-func prepare(ctx context.Context, conn *pgx.Conn, statements ...*statement) error {
-	for _, st := range statements {
-		if _, err := conn.Prepare(ctx, st.name, st.sql); err != nil {
-			return err
-		}
+func (s *sender) send(st *statement, values ...[]byte) {
+	if description := s.prepared[st]; description != nil {
+		s.pipeline.SendQueryStatement(description, values, binaryFormat, binaryFormat)
+		return
 	}
-	return nil
-}
-
-func (s *sender) send(ctx context.Context, st *statement, values ...[]byte) error {
-	if !s.named {
-		s.pipeline.SendQueryParams(st.sql, values, st.oids, binaryFormat, binaryFormat)
-		return nil
-	}
-	sd, err := s.conn.Prepare(ctx, st.name, st.sql) // a look into a map: prepare came before
-	if err != nil {
-		return err
-	}
-	s.pipeline.SendQueryStatement(sd, values, binaryFormat, binaryFormat)
-	return nil
+	s.pipeline.SendQueryParams(st.sql, values, st.oids, binaryFormat, binaryFormat)
 }
 
 // next returns the rows (at most one, copied) and the command tag of the next statement, or its error.
@@ -88,6 +101,21 @@ func (s *sender) sync() error {
 			}
 		}
 	}
+}
+
+// query runs one statement by itself and returns its row, or nil.
+func query(ctx context.Context, conn *pgx.Conn, prepared prepared, st *statement, values ...[]byte) (row [][]byte, err error) {
+	var reader *pgconn.ResultReader
+	if description := prepared[st]; description != nil {
+		reader = conn.PgConn().ExecStatement(ctx, description, values, binaryFormat, binaryFormat)
+	} else {
+		reader = conn.PgConn().ExecParams(ctx, st.sql, values, st.oids, binaryFormat, binaryFormat)
+	}
+	if reader.NextRow() {
+		row = cloneRow(reader.Values())
+	}
+	_, err = reader.Close()
+	return row, err
 }
 
 // cloneRow copies a row with one allocation: pgx reuses its read buffer.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -49,7 +50,7 @@ func refusedForGood(err error) bool {
 func (a *attempt) run(ctx context.Context) step {
 	c := a.call
 	var err error
-	a.guard, a.acquired, err = c.runner.acquire(ctx, a.pooled.Conn(), c.req.Key)
+	a.guard, a.acquired, err = c.acquire(ctx, a.pooled.Conn())
 	if err != nil {
 		return a.acquireFailed(ctx, err)
 	}
@@ -77,14 +78,25 @@ func (a *attempt) run(ctx context.Context) step {
 	return a.commit(ctx, done)
 }
 
+// acquire makes the connection's guard ready and starts the transaction that asks for the key.
+func (c *call) acquire(ctx context.Context, conn *pgx.Conn) (*guard, idempotency.Acquisition, error) {
+	g, err := guardOf(conn)
+	if err != nil {
+		return nil, idempotency.Acquisition{}, err
+	}
+	g.lastError.Store(nil)
+	g.mayHaveCommitted.Store(false)
+	a, err := c.store.Acquire(ctx, conn, c.req.Key, c.runner.config.Isolation)
+	return g, a, err
+}
+
 func (a *attempt) acquireFailed(ctx context.Context, err error) step {
 	closed := a.pooled.Conn().IsClosed()
 	switch {
 	case ctx.Err() != nil:
 		return failed(errors.Join(err, context.Cause(ctx)))
 	case idempotency.Restartable(err):
-		// Also a prepared statement that the session has lost: the next attempt must not meet this session again.
-		_ = a.pooled.Conn().Close(ctx)
+		a.forgetStatements(ctx, err)
 		return restart(err)
 	case closed:
 		a.call.ghost = true // the session may live on for a moment, and hold the lock
@@ -195,7 +207,7 @@ func (a *attempt) commit(ctx context.Context, done *idempotency.Completion) step
 	defer cancel()
 	failpoint.Hit(failpoint.CompleteBefore)
 	a.guard.commitSent.Store(true)
-	record, err := c.runner.store.Complete(detached, conn, done)
+	record, err := c.store.Complete(detached, conn, done)
 	if !conn.IsClosed() {
 		a.guard.commitSent.Store(false)
 	}
@@ -214,9 +226,20 @@ func (a *attempt) commit(ctx context.Context, done *idempotency.Completion) step
 	case errors.Is(err, idempotency.ErrTransactionEnded):
 		return c.transactionEnded(nil)
 	case idempotency.Restartable(err):
+		a.forgetStatements(ctx, err)
 		return restart(err)
 	}
 	return failed(err)
+}
+
+// forgetStatements: if the session has lost our statements, the next attempt must neither meet this session again nor
+// rely on another, where the function would throw them away again.
+func (a *attempt) forgetStatements(ctx context.Context, err error) {
+	if idempotency.StatementLost(err) {
+		a.call.store = a.call.store.Unnamed()
+		a.open = false
+		_ = a.pooled.Conn().Close(ctx)
+	}
 }
 
 // canceled makes Close skip the polite goodbye, which a stalled connection would not answer.

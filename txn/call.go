@@ -14,6 +14,7 @@ import (
 // call is one call of WithIdempotency: what it wants, and what its tries have come to so far.
 type call struct {
 	runner  *Runner
+	store   *idempotency.Store // the runner's, or the same without named statements
 	op      *operation
 	req     idempotency.Request
 	body    func(context.Context, pgx.Tx) (payload, error)
@@ -136,7 +137,12 @@ func (c *call) lastLook(ctx context.Context) step {
 
 // lookup reads the record without a transaction. done is false where the key must be acquired to know more.
 func (c *call) lookup(ctx context.Context) (s step, done bool, err error) {
-	r, found, err := c.runner.store.Lookup(ctx, c.runner.pool, c.req.Key)
+	conn, err := c.runner.pool.Acquire(ctx)
+	if err != nil {
+		return step{}, false, err
+	}
+	r, found, err := c.store.Lookup(ctx, conn.Conn(), c.req.Key)
+	conn.Release()
 	if err != nil || !found {
 		return step{}, false, err
 	}

@@ -187,7 +187,7 @@ func (c *call) afterCommit(ctx context.Context) (idempotency.Record, error) {
 		return idempotency.Record{}, err
 	}
 	defer conn.Release()
-	_, acquired, err := c.runner.acquire(ctx, conn.Conn(), c.req.Key)
+	_, acquired, err := c.acquire(ctx, conn.Conn())
 	if err != nil {
 		return idempotency.Record{}, err
 	}

@@ -82,7 +82,10 @@ func (s *shop) orders(t testing.TB, key string) (n int) {
 // record reads the record as it is stored.
 func (s *shop) record(t testing.TB, req idempotency.Request) (idempotency.Record, bool) {
 	t.Helper()
-	r, found, err := idempotency.NewStore(pgx.QueryExecModeCacheStatement).Lookup(t.Context(), s.pool, req.Key)
+	conn, err := s.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	r, found, err := idempotency.NewStore(pgx.QueryExecModeCacheStatement).Lookup(t.Context(), conn.Conn(), req.Key)
 	require.NoError(t, err)
 	return r, found
 }

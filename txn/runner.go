@@ -111,15 +111,3 @@ func (r *rate) add(duplicate bool) {
 }
 
 func (r *rate) high() bool { return r.scaled.Load() > rateOne/2 }
-
-// acquire gives the connection's guard and starts the transaction that asks for the key.
-func (r *Runner) acquire(ctx context.Context, conn *pgx.Conn, key idempotency.Key) (*guard, idempotency.Acquisition, error) {
-	g, err := guardOf(conn)
-	if err != nil {
-		return nil, idempotency.Acquisition{}, err
-	}
-	g.lastError.Store(nil)
-	g.mayHaveCommitted.Store(false)
-	a, err := r.store.Acquire(ctx, conn, key, r.config.Isolation)
-	return g, a, err
-}

@@ -47,7 +47,7 @@ func WithIdempotency[T any](ctx context.Context, r *Runner, req idempotency.Requ
 
 // newCall returns a call whose function leaves its value in value.
 func newCall[T any](ctx context.Context, r *Runner, op *operation, req idempotency.Request, value *T, fn func(context.Context, pgx.Tx) (T, error)) *call {
-	c := &call{runner: r, op: op, req: req, started: startStopwatch(), traceID: r.config.TraceID(ctx)}
+	c := &call{runner: r, store: r.store, op: op, req: req, started: startStopwatch(), traceID: r.config.TraceID(ctx)}
 	c.body = func(ctx context.Context, tx pgx.Tx) (result payload, err error) {
 		*value, err = fn(ctx, tx)
 		return encodeOutcome(r.config.Codec, &op.Operation, *value, err)

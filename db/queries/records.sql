@@ -6,10 +6,7 @@
 SELECT pg_try_advisory_xact_lock(@lock_id::bigint) AS locked,
        -- The start of the transaction. Completion compares it, to see a function that ended the transaction by itself.
        now()::timestamptz AS started,
-       -- Settings are only made stricter: a commit that is acknowledged must be on disk,
-       CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
-            THEN set_config('synchronous_commit', 'on', true) END AS synchronous_commit,
-       -- and a function that hangs must not hold its key for ever.
+       -- A function that hangs must not hold its key for ever. Settings are only made stricter.
        CASE WHEN current_setting('idle_in_transaction_session_timeout')::interval NOT BETWEEN '1 ms' AND '60 s'
             THEN set_config('idle_in_transaction_session_timeout', '60s', true) END AS idle_timeout;
 
@@ -59,7 +56,8 @@ SELECT @tenant, @operation, @key,
        sqlc.narg('error_code')::text, sqlc.narg('error_message')::text, sqlc.narg('result_type')::text, sqlc.narg('result')::bytea
 FROM (SELECT nextval('idempotency.fence') AS fence) AS f
 RETURNING fence, generation, attempt, created_at, acquired_at, completed_at, result_expires_at, expires_at,
-          -- The function may have relaxed what RecordLock set. In a transaction of the caller nothing is set.
+          -- A commit that is acknowledged must be on disk, whatever the server or the function has set. In a transaction
+          -- of the caller nothing is set.
           CASE WHEN @durable::boolean AND current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
                THEN set_config('synchronous_commit', 'on', true) END AS synchronous_commit;
 

@@ -184,7 +184,8 @@ SELECT $1, $2, $3,
        $13::text, $14::text, $15::text, $16::bytea
 FROM (SELECT nextval('idempotency.fence') AS fence) AS f
 RETURNING fence, generation, attempt, created_at, acquired_at, completed_at, result_expires_at, expires_at,
-          -- The function may have relaxed what RecordLock set. In a transaction of the caller nothing is set.
+          -- A commit that is acknowledged must be on disk, whatever the server or the function has set. In a transaction
+          -- of the caller nothing is set.
           CASE WHEN $17::boolean AND current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
                THEN set_config('synchronous_commit', 'on', true) END AS synchronous_commit
 `
@@ -263,19 +264,15 @@ const RecordLock = `-- name: RecordLock :one
 SELECT pg_try_advisory_xact_lock($1::bigint) AS locked,
        -- The start of the transaction. Completion compares it, to see a function that ended the transaction by itself.
        now()::timestamptz AS started,
-       -- Settings are only made stricter: a commit that is acknowledged must be on disk,
-       CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
-            THEN set_config('synchronous_commit', 'on', true) END AS synchronous_commit,
-       -- and a function that hangs must not hold its key for ever.
+       -- A function that hangs must not hold its key for ever. Settings are only made stricter.
        CASE WHEN current_setting('idle_in_transaction_session_timeout')::interval NOT BETWEEN '1 ms' AND '60 s'
             THEN set_config('idle_in_transaction_session_timeout', '60s', true) END AS idle_timeout
 `
 
 type RecordLockRow struct {
-	Locked            bool
-	Started           time.Time
-	SynchronousCommit interface{}
-	IdleTimeout       interface{}
+	Locked      bool
+	Started     time.Time
+	IdleTimeout interface{}
 }
 
 // Every statement names tenant, operation and key, so that it also runs on sharded PostgreSQL, and computes nothing
@@ -284,12 +281,7 @@ type RecordLockRow struct {
 func (q *Queries) RecordLock(ctx context.Context, lockID int64) (RecordLockRow, error) {
 	row := q.db.QueryRow(ctx, RecordLock, lockID)
 	var i RecordLockRow
-	err := row.Scan(
-		&i.Locked,
-		&i.Started,
-		&i.SynchronousCommit,
-		&i.IdleTimeout,
-	)
+	err := row.Scan(&i.Locked, &i.Started, &i.IdleTimeout)
 	return i, err
 }
 
