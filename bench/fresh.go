@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgonce/pgonce/idempotency"
@@ -17,7 +18,7 @@ import (
 // fresh is an order that nobody has placed before: one row inserted, one of 10,000 stock rows updated.
 var fresh = group{
 	name:      "fresh",
-	names:     []string{"bare", "naive", "naive-lean", "pgonce"},
+	names:     []string{"bare", "naive", "naive-lean", "floor", "pgonce"},
 	baselines: []string{"bare", "naive"},
 	setup:     setupFresh,
 }
@@ -47,7 +48,10 @@ func (o order) payload() []byte {
 }
 
 // place writes the order's business rows: the same code for all variants.
-func (o order) place(ctx context.Context, tx pgx.Tx) error {
+func (o order) place(ctx context.Context, tx interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+},
+) error {
 	if _, err := tx.Exec(ctx, insertOrder, o.key, o.item, o.quantity); err != nil {
 		return err
 	}
@@ -85,6 +89,11 @@ func setupFresh(ctx context.Context, _ *world, p *pools) ([]variant, error) {
 		}
 		variants = append(variants, ordering(by.name, newNaive(by.table, pool).place))
 	}
+	floor, err := p.plain(ctx)
+	if err != nil {
+		return nil, err
+	}
+	variants = append(variants, ordering("floor", func(ctx context.Context, o order) error { return placeFloor(ctx, floor, o) }))
 	pool, err := p.ours(ctx)
 	if err != nil {
 		return nil, err
@@ -112,6 +121,23 @@ func ordering(name string, place func(context.Context, order) error) variant {
 // placeBare is the usual code without idempotency: four round trips.
 func placeBare(ctx context.Context, pool *pgxpool.Pool, o order) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return o.place(ctx, tx) })
+}
+
+// placeFloor is the least that any record of a key can cost: nobody looks, locks or checks, and one row with the key and the
+// result is written in the same flush as COMMIT.
+func placeFloor(ctx context.Context, pool *pgxpool.Pool, o order) error {
+	return pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		if _, err := conn.Exec(ctx, `BEGIN`); err != nil {
+			return err
+		}
+		if err := o.place(ctx, conn); err != nil {
+			return err
+		}
+		last := &pgx.Batch{}
+		last.Queue(`INSERT INTO floor_records (key, result) VALUES ($1, $2)`, o.key, o.receipt())
+		last.Queue(`COMMIT`)
+		return conn.SendBatch(ctx, last).Close()
+	})
 }
 
 // placeOnce is the same with pgonce.

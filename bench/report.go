@@ -19,6 +19,7 @@ var meanings = map[string]string{
 	"bare":            "BEGIN, INSERT order, UPDATE stock, COMMIT",
 	"naive":           "BEGIN, SELECT key, INSERT PROCESSING, INSERT order, UPDATE stock, UPDATE record, COMMIT; a copy of our table",
 	"naive-lean":      "the same without the table's two partial indexes, so that its UPDATE is HOT",
+	"floor":           "bare, with one INSERT of key and result in the flush of COMMIT: what any record must cost, and proves nothing",
 	"pgonce":          "txn.WithIdempotency around the same two statements",
 	"select":          "primary-key SELECT of all columns of a record, scanned by pgx",
 	"replay-retry":    "WithIdempotency with Request.Retry: a lookup",

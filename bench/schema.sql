@@ -28,3 +28,9 @@ ALTER TABLE naive.lean_records ADD PRIMARY KEY (tenant, operation, key);
 CREATE INDEX ON naive.lean_records (expires_at);
 CREATE TRIGGER records_check BEFORE INSERT OR UPDATE ON naive.lean_records
     FOR EACH ROW EXECUTE FUNCTION idempotency.check_record();
+
+-- The least that a record can be.
+CREATE TABLE floor_records (
+    key    text PRIMARY KEY,
+    result bytea NOT NULL
+);

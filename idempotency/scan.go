@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"bytes"
 	"errors"
 	"time"
 
@@ -9,7 +10,7 @@ import (
 	"github.com/pgonce/pgonce/internal/dbsqlc"
 )
 
-// decodeRecord reads a row of recordGet in PostgreSQL's binary format.
+// decodeRecord reads a row of recordGet in PostgreSQL's binary format, and keeps nothing of it.
 func decodeRecord(key Key, row [][]byte) (Record, error) {
 	r := Record{
 		Key: key, State: State(row[0]), Fence: decodeInt8(row[1]), Generation: decodeInt8(row[2]), Attempt: decodeInt4(row[3]),
@@ -17,7 +18,7 @@ func decodeRecord(key Key, row [][]byte) (Record, error) {
 		TraceID: string(row[10]), CreatedAt: decodeTime(row[11]), AcquiredAt: decodeTime(row[12]),
 		CompletedAt: decodeTime(row[13]), LeaseExpiresAt: decodeTime(row[14]), ResultExpiresAt: decodeTime(row[15]),
 		ExpiresAt: decodeTime(row[16]), ErrorCode: string(row[17]), ErrorMessage: string(row[18]), ResultType: string(row[19]),
-		Result: row[20], Expired: decodeBool(row[21]), TimedOut: decodeBool(row[22]),
+		Result: bytes.Clone(row[20]), Expired: decodeBool(row[21]), TimedOut: decodeBool(row[22]),
 	}
 	err := r.setIdentity(row[5], row[6])
 	return r, err

@@ -175,14 +175,15 @@ func (s *Store) Lookup(ctx context.Context, conn *pgx.Conn, key Key) (r Record, 
 	if err != nil {
 		return Record{}, false, translate(err)
 	}
-	row, err := query(ctx, conn, prepared, recordGet, []byte(key.tenant), []byte(key.operation), []byte(key.value))
-	if err == nil && row != nil {
+	err = query(ctx, conn, prepared, recordGet, func(row [][]byte) (err error) {
+		found = true
 		r, err = decodeRecord(key, row)
-	}
+		return err
+	}, []byte(key.tenant), []byte(key.operation), []byte(key.value))
 	if err != nil {
 		return Record{}, false, fmt.Errorf("idempotency: look up %v: %w", key, translate(err))
 	}
-	return r, row != nil, nil
+	return r, found, nil
 }
 
 // LookupAttempt looks for a committed record of one of these attempts, expired or not. Where a synchronous standby is

@@ -103,19 +103,20 @@ func (s *sender) sync() error {
 	}
 }
 
-// query runs one statement by itself and returns its row, or nil.
-func query(ctx context.Context, conn *pgx.Conn, prepared prepared, st *statement, values ...[]byte) (row [][]byte, err error) {
+// query runs one statement by itself and shows its row, if there is one, to read, which must not keep it.
+func query(ctx context.Context, conn *pgx.Conn, prepared prepared, st *statement, read func(row [][]byte) error, values ...[]byte) error {
 	var reader *pgconn.ResultReader
 	if description := prepared[st]; description != nil {
 		reader = conn.PgConn().ExecStatement(ctx, description, values, binaryFormat, binaryFormat)
 	} else {
 		reader = conn.PgConn().ExecParams(ctx, st.sql, values, st.oids, binaryFormat, binaryFormat)
 	}
+	var unreadable error
 	if reader.NextRow() {
-		row = cloneRow(reader.Values())
+		unreadable = read(reader.Values())
 	}
-	_, err = reader.Close()
-	return row, err
+	_, err := reader.Close()
+	return errors.Join(err, unreadable)
 }
 
 // cloneRow copies a row with one allocation: pgx reuses its read buffer.

@@ -114,7 +114,7 @@ func (c *call) follow(ctx context.Context, leader *flight) (s step, done bool) {
 		return step{kind: kindBusy, err: errors.Join(c.inProgress(), err)}, true
 	case !landed:
 		return c.lastLook(ctx), true
-	case !leader.shared:
+	case leader.record == nil:
 		return step{}, false
 	}
 	s, done = c.answer(leader.record.Clone())

@@ -17,11 +17,9 @@ type flights struct {
 }
 
 type flight struct {
-	followed bool // guarded by flights.mu
-	landed   chan struct{}
+	landed chan struct{} // guarded by flights.mu until the flight has landed; nil while nobody follows
 	// Written before landed is closed.
-	record idempotency.Record
-	shared bool
+	record *idempotency.Record // nil: no outcome to share
 }
 
 // join returns the key's flight, and whether the caller leads it.
@@ -29,10 +27,12 @@ func (f *flights) join(key idempotency.Key) (*flight, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if running := f.running[key]; running != nil {
-		running.followed = true
+		if running.landed == nil {
+			running.landed = make(chan struct{})
+		}
 		return running, false
 	}
-	own := &flight{landed: make(chan struct{})}
+	own := &flight{}
 	f.running[key] = own
 	return own, true
 }
@@ -41,11 +41,14 @@ func (f *flights) join(key idempotency.Key) (*flight, bool) {
 func (f *flights) land(key idempotency.Key, own *flight, record idempotency.Record, share bool) {
 	f.mu.Lock()
 	delete(f.running, key)
-	followed := own.followed
 	f.mu.Unlock()
-	if followed && share {
+	if own.landed == nil {
+		return
+	}
+	if share {
 		// A copy, made before the leader's caller gets the original and may write into it.
-		own.record, own.shared = record.Clone(), true
+		shared := record.Clone()
+		own.record = &shared
 	}
 	close(own.landed)
 }
