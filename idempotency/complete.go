@@ -39,12 +39,15 @@ func (s *Store) params(c *Completion, durable bool) dbsqlc.RecordInsertParams {
 	key := c.Request.Key
 	p := dbsqlc.RecordInsertParams{
 		Tenant: key.tenant, Operation: key.operation, Key: key.value,
-		Started: c.Acquired.Started, State: string(c.State),
+		Started: c.Acquired.Started, State: string(c.State), Fence: c.Acquired.Fence,
 		RetentionUs: microseconds(c.Retention),
 		Fingerprint: c.Request.Fingerprint.Bytes(), AttemptToken: c.AttemptToken[:],
 		Executor: s.executor, Client: optional(c.Request.Client), TraceID: optional(storable(c.TraceID, MaxTraceBytes)),
 		ResultType: optional(c.ResultType), Result: c.Result,
 		Durable: durable,
+	}
+	if c.Acquired.Found {
+		p.Fence = max(p.Fence, c.Acquired.Record.Fence+1) // a failover may have set the sequence back behind the old fence
 	}
 	if c.ResultRetention != c.Retention {
 		p.ResultRetentionUs = microseconds(c.ResultRetention) // else NULL, which keeps it out of the index of results to drop
@@ -73,20 +76,14 @@ func microseconds(d time.Duration) *int64 {
 	return &us
 }
 
-// encode gives the parameters in the order of recordInsert, or of recordReplace, which has the old fence before the last.
-func encode(p *dbsqlc.RecordInsertParams, replaces *Record) [][]byte {
-	values := make([][]byte, 16, 18)
-	values[0], values[1], values[2] = []byte(p.Tenant), []byte(p.Operation), []byte(p.Key)
-	values[3], values[4] = encodeTime(p.Started), []byte(p.State)
-	values[5], values[6] = encodeOptionalInt8(p.ResultRetentionUs), encodeOptionalInt8(p.RetentionUs)
-	values[7], values[8] = p.Fingerprint, p.AttemptToken
-	values[9], values[10], values[11] = []byte(p.Executor), encodeOptionalText(p.Client), encodeOptionalText(p.TraceID)
-	values[12], values[13] = encodeOptionalText(p.ErrorCode), encodeOptionalText(p.ErrorMessage)
-	values[14], values[15] = encodeOptionalText(p.ResultType), p.Result
-	if replaces != nil {
-		values = append(values, encodeInt8(replaces.Fence))
+// encode gives the parameters in the order of recordInsert and recordReplace.
+func encode(p *dbsqlc.RecordInsertParams) [][]byte {
+	return [][]byte{
+		[]byte(p.Tenant), []byte(p.Operation), []byte(p.Key), encodeTime(p.Started), []byte(p.State), encodeInt8(p.Fence),
+		encodeOptionalInt8(p.ResultRetentionUs), encodeOptionalInt8(p.RetentionUs), p.Fingerprint, p.AttemptToken,
+		[]byte(p.Executor), encodeOptionalText(p.Client), encodeOptionalText(p.TraceID), encodeOptionalText(p.ErrorCode),
+		encodeOptionalText(p.ErrorMessage), encodeOptionalText(p.ResultType), p.Result, encodeBool(p.Durable),
 	}
-	return append(values, encodeBool(p.Durable))
 }
 
 // storable makes any text one that PostgreSQL takes: the work is done, and its report must not fail over a NUL byte.
@@ -106,13 +103,11 @@ func storable(text string, limit int) string {
 // ErrOutcomeUnknown: COMMIT was sent and its answer never came. ctx must not be the request's: cancelling it does not
 // take COMMIT back.
 func (s *Store) Complete(ctx context.Context, conn *pgx.Conn, c *Completion) (Record, error) {
-	params := s.params(c, true)
-	st, values := recordInsert, [][]byte(nil)
+	params, st := s.params(c, true), recordInsert
 	if c.Acquired.Found {
-		st, values = recordReplace, encode(&params, &c.Acquired.Record)
-	} else {
-		values = encode(&params, nil)
+		st = recordReplace
 	}
+	values := encode(&params)
 	statements := []*statement{st, commit}
 	if c.State == StateFailed {
 		statements = append(statements, attemptFailed)
@@ -128,7 +123,7 @@ func (s *Store) Complete(ctx context.Context, conn *pgx.Conn, c *Completion) (Re
 	defer func() { _ = to.pipeline.Close() }() // its errors have been read before
 	to.send(st, values...)
 	if c.State == StateFailed {
-		to.send(attemptFailed, values[0], values[1], values[2], values[8])
+		to.send(attemptFailed, values[0], values[1], values[2], params.AttemptToken)
 	}
 	to.send(commit)
 	if err := to.pipeline.Sync(); err != nil {
@@ -164,17 +159,22 @@ func (s *Store) readCommit(to *sender, c *Completion) (Record, error) {
 	if tag.String() != "COMMIT" {
 		return Record{}, fmt.Errorf("idempotency: COMMIT answered %s: %w", tag, ErrAborted)
 	}
-	return s.completed(c, row), nil
+	return s.completed(c, decodeInt8(row[0]), decodeTime(row[1])), nil
 }
 
 func unknown(err error) error { return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err) }
 
-// completed is the record as it was written. row is what recordInsert returns.
-func (s *Store) completed(c *Completion, row [][]byte) Record {
+// completed is the record as it was written.
+func (s *Store) completed(c *Completion, fence int64, completedAt time.Time) Record {
 	r := s.record(c)
-	r.Fence, r.Generation, r.Attempt = decodeInt8(row[0]), decodeInt8(row[1]), decodeInt4(row[2])
-	r.CreatedAt, r.AcquiredAt, r.CompletedAt = decodeTime(row[3]), decodeTime(row[4]), decodeTime(row[5])
-	r.ResultExpiresAt, r.ExpiresAt = decodeTime(row[6]), decodeTime(row[7])
+	r.Fence, r.Generation, r.Attempt = fence, fence, 1
+	r.CreatedAt, r.AcquiredAt, r.CompletedAt = c.Acquired.Started, c.Acquired.Started, completedAt
+	if c.Retention != Forever {
+		r.ExpiresAt = completedAt.Add(c.Retention.Truncate(time.Microsecond))
+	}
+	if c.ResultRetention != c.Retention && c.ResultRetention != Forever {
+		r.ResultExpiresAt = completedAt.Add(c.ResultRetention.Truncate(time.Microsecond))
+	}
 	return r
 }
 
@@ -196,13 +196,7 @@ func (s *Store) CompleteTx(ctx context.Context, tx pgx.Tx, c *Completion) (Recor
 	var err error
 	if c.Acquired.Found {
 		var replaced dbsqlc.RecordReplaceRow
-		replaced, err = q.RecordReplace(ctx, dbsqlc.RecordReplaceParams{
-			Tenant: p.Tenant, Operation: p.Operation, Key: p.Key, Started: p.Started, State: p.State,
-			ResultRetentionUs: p.ResultRetentionUs, RetentionUs: p.RetentionUs, Fingerprint: p.Fingerprint,
-			AttemptToken: p.AttemptToken, Executor: p.Executor, Client: p.Client, TraceID: p.TraceID, ErrorCode: p.ErrorCode,
-			ErrorMessage: p.ErrorMessage, ResultType: p.ResultType, Result: p.Result,
-			OldFence: c.Acquired.Record.Fence, Durable: p.Durable,
-		})
+		replaced, err = q.RecordReplace(ctx, dbsqlc.RecordReplaceParams(p))
 		row = dbsqlc.RecordInsertRow(replaced)
 	} else {
 		row, err = q.RecordInsert(ctx, p)
@@ -215,11 +209,7 @@ func (s *Store) CompleteTx(ctx context.Context, tx pgx.Tx, c *Completion) (Recor
 	if err != nil {
 		return Record{}, fmt.Errorf("idempotency: record %v: %w", c.Request.Key, translate(err))
 	}
-	r := s.record(c)
-	r.Fence, r.Generation, r.Attempt = row.Fence, row.Generation, int(row.Attempt)
-	r.CreatedAt, r.AcquiredAt, r.CompletedAt = row.CreatedAt, timeOf(row.AcquiredAt), timeOf(row.CompletedAt)
-	r.ResultExpiresAt, r.ExpiresAt = timeOf(row.ResultExpiresAt), timeOf(row.ExpiresAt)
-	return r, nil
+	return s.completed(c, row.Fence, timeOf(row.CompletedAt)), nil
 }
 
 // definite reports whether the server itself said that the statement failed and the session goes on. FATAL ends the

@@ -32,6 +32,7 @@ const (
 // Acquisition is what PostgreSQL said when a transaction asked for a key.
 type Acquisition struct {
 	Locked  bool      // this transaction holds the key's advisory lock
+	Fence   int64     // of this acquisition, if Locked
 	Found   bool      // a record exists, maybe an expired one
 	Record  Record    // valid if Found
 	Started time.Time // the transaction's start: completion refuses another transaction

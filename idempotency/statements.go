@@ -10,18 +10,15 @@ import (
 var (
 	keyOIDs    = []uint32{pgtype.TextOID, pgtype.TextOID, pgtype.TextOID}
 	insertOIDs = []uint32{
-		pgtype.TextOID, pgtype.TextOID, pgtype.TextOID, pgtype.TimestamptzOID, pgtype.TextOID, pgtype.Int8OID, pgtype.Int8OID,
-		pgtype.ByteaOID, pgtype.ByteaOID, pgtype.TextOID, pgtype.TextOID, pgtype.TextOID, pgtype.TextOID, pgtype.TextOID,
-		pgtype.TextOID, pgtype.ByteaOID, pgtype.BoolOID,
+		pgtype.TextOID, pgtype.TextOID, pgtype.TextOID, pgtype.TimestamptzOID, pgtype.TextOID, pgtype.Int8OID,
+		pgtype.Int8OID, pgtype.Int8OID, pgtype.ByteaOID, pgtype.ByteaOID, pgtype.TextOID, pgtype.TextOID, pgtype.TextOID,
+		pgtype.TextOID, pgtype.TextOID, pgtype.TextOID, pgtype.ByteaOID, pgtype.BoolOID,
 	}
-
-	// The old fence stands before the last one.
-	replaceOIDs = append(insertOIDs[:16:16], pgtype.Int8OID, pgtype.BoolOID)
 
 	recordLock    = &statement{"pgonce_lock", dbsqlc.RecordLock, []uint32{pgtype.Int8OID}}
 	recordGet     = &statement{"pgonce_get", dbsqlc.RecordGet, keyOIDs}
 	recordInsert  = &statement{"pgonce_insert", dbsqlc.RecordInsert, insertOIDs}
-	recordReplace = &statement{"pgonce_replace", dbsqlc.RecordReplace, replaceOIDs}
+	recordReplace = &statement{"pgonce_replace", dbsqlc.RecordReplace, insertOIDs}
 	attemptFailed = &statement{"pgonce_attempt_failed", dbsqlc.AttemptInsertFailed, append(keyOIDs[:3:3], pgtype.ByteaOID)}
 	commit        = &statement{"pgonce_commit", "COMMIT", nil}
 

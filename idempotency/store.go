@@ -108,7 +108,10 @@ func acquire(ctx context.Context, conn *pgx.Conn, prepared prepared, key Key, be
 	if err != nil {
 		return Acquisition{}, err
 	}
-	a = Acquisition{Locked: decodeBool(lock[0]), Started: decodeTime(lock[1])}
+	a = Acquisition{Locked: lock[0] != nil, Started: decodeTime(lock[1])}
+	if a.Locked {
+		a.Fence = decodeInt8(lock[0])
+	}
 	if row != nil {
 		a.Found = true
 		a.Record, err = decodeRecord(key, row)
@@ -159,7 +162,11 @@ func (s *Store) AcquireTx(ctx context.Context, tx pgx.Tx, key Key) (Acquisition,
 	batch.Queue(dbsqlc.RecordGet, key.tenant, key.operation, key.value)
 	results := tx.SendBatch(ctx, batch)
 	var a Acquisition
-	err := results.QueryRow().Scan(&a.Locked, &a.Started)
+	var fence *int64
+	err := results.QueryRow().Scan(&fence, &a.Started)
+	if fence != nil {
+		a.Locked, a.Fence = true, *fence
+	}
 	if err == nil {
 		a.Record, a.Found, err = scanRecord(key, results.QueryRow())
 	}

@@ -300,7 +300,7 @@ func TestFinding_C15_ConnectionLostOverAnExpiredRecordRunsAgain(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 2, runs)
 	require.False(t, res.Replayed)
-	require.Equal(t, old.Record.Generation+1, res.Record.Generation)
+	require.Greater(t, res.Record.Generation, old.Record.Generation)
 	require.Equal(t, 2, s.orders(t, "k"), "one of each generation")
 	for _, e := range heard.take() {
 		_, sent := e.(idempotency.CommitUnknown)

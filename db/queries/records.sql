@@ -2,8 +2,8 @@
 -- volatile in DO UPDATE SET: what is volatile (fence, times) is computed in the inserted row and read from EXCLUDED.
 
 -- name: RecordLock :one
--- The first statement of a transaction of ours. It never waits: a busy key is answered at once.
-SELECT pg_try_advisory_xact_lock(@lock_id::bigint) AS locked,
+-- The first statement of a transaction of ours. It never waits: a busy key is answered at once, with no fence.
+SELECT CASE WHEN pg_try_advisory_xact_lock(@lock_id::bigint) THEN nextval('idempotency.fence') END::bigint AS fence,
        -- The start of the transaction. Completion compares it, to see a function that ended the transaction by itself.
        now()::timestamptz AS started,
        -- A function that hangs must not hold its key for ever. Settings are only made stricter.
@@ -12,7 +12,8 @@ SELECT pg_try_advisory_xact_lock(@lock_id::bigint) AS locked,
 
 -- name: RecordLockTx :one
 -- The same in a transaction of the caller, who owns its settings.
-SELECT pg_try_advisory_xact_lock(@lock_id::bigint) AS locked, now()::timestamptz AS started;
+SELECT CASE WHEN pg_try_advisory_xact_lock(@lock_id::bigint) THEN nextval('idempotency.fence') END::bigint AS fence,
+       now()::timestamptz AS started;
 
 -- name: RecordGet :one
 -- A statement of its own behind RecordLock: its snapshot must be younger than the lock.
@@ -45,17 +46,16 @@ INSERT INTO idempotency.records (
     tenant, operation, key, state, fence, generation, attempt, created_at, acquired_at, completed_at,
     result_expires_at, expires_at, fingerprint, attempt_token, executor, client, trace_id,
     error_code, error_message, result_type, result)
-SELECT @tenant, @operation, @key,
+VALUES (@tenant, @operation, @key,
        -- Another transaction than the one that acquired: the function has sent COMMIT or ROLLBACK itself.
        CASE WHEN now() = @started::timestamptz THEN @state::text
             ELSE idempotency.refuse('ZP001', 'the transaction that acquired the key has ended') END,
-       f.fence, f.fence, 1, @started::timestamptz, @started::timestamptz, statement_timestamp(),
+       @fence::bigint, @fence::bigint, 1, @started::timestamptz, @started::timestamptz, statement_timestamp(),
        statement_timestamp() + sqlc.narg('result_retention_us')::bigint * interval '1 microsecond',
        statement_timestamp() + sqlc.narg('retention_us')::bigint * interval '1 microsecond',
        @fingerprint::bytea, @attempt_token::bytea, @executor::text, sqlc.narg('client')::text, sqlc.narg('trace_id')::text,
-       sqlc.narg('error_code')::text, sqlc.narg('error_message')::text, sqlc.narg('result_type')::text, sqlc.narg('result')::bytea
-FROM (SELECT nextval('idempotency.fence') AS fence) AS f
-RETURNING fence, generation, attempt, created_at, acquired_at, completed_at, result_expires_at, expires_at,
+       sqlc.narg('error_code')::text, sqlc.narg('error_message')::text, sqlc.narg('result_type')::text, sqlc.narg('result')::bytea)
+RETURNING fence, completed_at,
           -- A commit that is acknowledged must be on disk, whatever the server or the function has set. In a transaction
           -- of the caller nothing is set.
           CASE WHEN @durable::boolean AND current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
@@ -68,21 +68,20 @@ INSERT INTO idempotency.records AS r (
     tenant, operation, key, state, fence, generation, attempt, created_at, acquired_at, completed_at,
     result_expires_at, expires_at, fingerprint, attempt_token, executor, client, trace_id,
     error_code, error_message, result_type, result)
-SELECT @tenant, @operation, @key,
+VALUES (@tenant, @operation, @key,
        CASE WHEN now() = @started::timestamptz THEN @state::text
             ELSE idempotency.refuse('ZP001', 'the transaction that acquired the key has ended') END,
-       f.fence, f.fence, 1, @started::timestamptz, @started::timestamptz, statement_timestamp(),
+       @fence::bigint, @fence::bigint, 1, @started::timestamptz, @started::timestamptz, statement_timestamp(),
        statement_timestamp() + sqlc.narg('result_retention_us')::bigint * interval '1 microsecond',
        statement_timestamp() + sqlc.narg('retention_us')::bigint * interval '1 microsecond',
        @fingerprint::bytea, @attempt_token::bytea, @executor::text, sqlc.narg('client')::text, sqlc.narg('trace_id')::text,
-       sqlc.narg('error_code')::text, sqlc.narg('error_message')::text, sqlc.narg('result_type')::text, sqlc.narg('result')::bytea
--- A failover may have set the sequence back behind the old fence.
-FROM (SELECT greatest(nextval('idempotency.fence'), sqlc.arg('old_fence')::bigint + 1) AS fence) AS f
+       sqlc.narg('error_code')::text, sqlc.narg('error_message')::text, sqlc.narg('result_type')::text, sqlc.narg('result')::bytea)
 ON CONFLICT (tenant, operation, key) DO UPDATE SET
     -- Raised here and not left to a WHERE clause: zero rows would commit business rows without a record.
     state = CASE WHEN r.state = 'INIT' OR r.state <> 'PROCESSING' AND r.expires_at <= statement_timestamp()
                  THEN EXCLUDED.state
                  ELSE idempotency.refuse('ZP002', 'another attempt has recorded an outcome of this key') END,
+    -- A failover may have set the sequence back behind the old fence.
     fence             = greatest(EXCLUDED.fence, r.fence + 1),
     generation        = greatest(EXCLUDED.fence, r.fence + 1),
     attempt           = EXCLUDED.attempt,
@@ -103,6 +102,6 @@ ON CONFLICT (tenant, operation, key) DO UPDATE SET
     error_message     = EXCLUDED.error_message,
     result_type       = EXCLUDED.result_type,
     result            = EXCLUDED.result
-RETURNING fence, generation, attempt, created_at, acquired_at, completed_at, result_expires_at, expires_at,
+RETURNING fence, completed_at,
           CASE WHEN @durable::boolean AND current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
                THEN set_config('synchronous_commit', 'on', true) END AS synchronous_commit;

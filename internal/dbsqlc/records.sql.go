@@ -173,20 +173,19 @@ INSERT INTO idempotency.records (
     tenant, operation, key, state, fence, generation, attempt, created_at, acquired_at, completed_at,
     result_expires_at, expires_at, fingerprint, attempt_token, executor, client, trace_id,
     error_code, error_message, result_type, result)
-SELECT $1, $2, $3,
+VALUES ($1, $2, $3,
        -- Another transaction than the one that acquired: the function has sent COMMIT or ROLLBACK itself.
        CASE WHEN now() = $4::timestamptz THEN $5::text
             ELSE idempotency.refuse('ZP001', 'the transaction that acquired the key has ended') END,
-       f.fence, f.fence, 1, $4::timestamptz, $4::timestamptz, statement_timestamp(),
-       statement_timestamp() + $6::bigint * interval '1 microsecond',
+       $6::bigint, $6::bigint, 1, $4::timestamptz, $4::timestamptz, statement_timestamp(),
        statement_timestamp() + $7::bigint * interval '1 microsecond',
-       $8::bytea, $9::bytea, $10::text, $11::text, $12::text,
-       $13::text, $14::text, $15::text, $16::bytea
-FROM (SELECT nextval('idempotency.fence') AS fence) AS f
-RETURNING fence, generation, attempt, created_at, acquired_at, completed_at, result_expires_at, expires_at,
+       statement_timestamp() + $8::bigint * interval '1 microsecond',
+       $9::bytea, $10::bytea, $11::text, $12::text, $13::text,
+       $14::text, $15::text, $16::text, $17::bytea)
+RETURNING fence, completed_at,
           -- A commit that is acknowledged must be on disk, whatever the server or the function has set. In a transaction
           -- of the caller nothing is set.
-          CASE WHEN $17::boolean AND current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
+          CASE WHEN $18::boolean AND current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
                THEN set_config('synchronous_commit', 'on', true) END AS synchronous_commit
 `
 
@@ -196,6 +195,7 @@ type RecordInsertParams struct {
 	Key               string
 	Started           time.Time
 	State             string
+	Fence             int64
 	ResultRetentionUs *int64
 	RetentionUs       *int64
 	Fingerprint       []byte
@@ -212,13 +212,7 @@ type RecordInsertParams struct {
 
 type RecordInsertRow struct {
 	Fence             int64
-	Generation        int64
-	Attempt           int32
-	CreatedAt         time.Time
-	AcquiredAt        *time.Time
 	CompletedAt       *time.Time
-	ResultExpiresAt   *time.Time
-	ExpiresAt         *time.Time
 	SynchronousCommit interface{}
 }
 
@@ -231,6 +225,7 @@ func (q *Queries) RecordInsert(ctx context.Context, arg RecordInsertParams) (Rec
 		arg.Key,
 		arg.Started,
 		arg.State,
+		arg.Fence,
 		arg.ResultRetentionUs,
 		arg.RetentionUs,
 		arg.Fingerprint,
@@ -245,23 +240,13 @@ func (q *Queries) RecordInsert(ctx context.Context, arg RecordInsertParams) (Rec
 		arg.Durable,
 	)
 	var i RecordInsertRow
-	err := row.Scan(
-		&i.Fence,
-		&i.Generation,
-		&i.Attempt,
-		&i.CreatedAt,
-		&i.AcquiredAt,
-		&i.CompletedAt,
-		&i.ResultExpiresAt,
-		&i.ExpiresAt,
-		&i.SynchronousCommit,
-	)
+	err := row.Scan(&i.Fence, &i.CompletedAt, &i.SynchronousCommit)
 	return i, err
 }
 
 const RecordLock = `-- name: RecordLock :one
 
-SELECT pg_try_advisory_xact_lock($1::bigint) AS locked,
+SELECT CASE WHEN pg_try_advisory_xact_lock($1::bigint) THEN nextval('idempotency.fence') END::bigint AS fence,
        -- The start of the transaction. Completion compares it, to see a function that ended the transaction by itself.
        now()::timestamptz AS started,
        -- A function that hangs must not hold its key for ever. Settings are only made stricter.
@@ -270,27 +255,28 @@ SELECT pg_try_advisory_xact_lock($1::bigint) AS locked,
 `
 
 type RecordLockRow struct {
-	Locked      bool
+	Fence       int64
 	Started     time.Time
 	IdleTimeout interface{}
 }
 
 // Every statement names tenant, operation and key, so that it also runs on sharded PostgreSQL, and computes nothing
 // volatile in DO UPDATE SET: what is volatile (fence, times) is computed in the inserted row and read from EXCLUDED.
-// The first statement of a transaction of ours. It never waits: a busy key is answered at once.
+// The first statement of a transaction of ours. It never waits: a busy key is answered at once, with no fence.
 func (q *Queries) RecordLock(ctx context.Context, lockID int64) (RecordLockRow, error) {
 	row := q.db.QueryRow(ctx, RecordLock, lockID)
 	var i RecordLockRow
-	err := row.Scan(&i.Locked, &i.Started, &i.IdleTimeout)
+	err := row.Scan(&i.Fence, &i.Started, &i.IdleTimeout)
 	return i, err
 }
 
 const RecordLockTx = `-- name: RecordLockTx :one
-SELECT pg_try_advisory_xact_lock($1::bigint) AS locked, now()::timestamptz AS started
+SELECT CASE WHEN pg_try_advisory_xact_lock($1::bigint) THEN nextval('idempotency.fence') END::bigint AS fence,
+       now()::timestamptz AS started
 `
 
 type RecordLockTxRow struct {
-	Locked  bool
+	Fence   int64
 	Started time.Time
 }
 
@@ -298,7 +284,7 @@ type RecordLockTxRow struct {
 func (q *Queries) RecordLockTx(ctx context.Context, lockID int64) (RecordLockTxRow, error) {
 	row := q.db.QueryRow(ctx, RecordLockTx, lockID)
 	var i RecordLockTxRow
-	err := row.Scan(&i.Locked, &i.Started)
+	err := row.Scan(&i.Fence, &i.Started)
 	return i, err
 }
 
@@ -307,20 +293,20 @@ INSERT INTO idempotency.records AS r (
     tenant, operation, key, state, fence, generation, attempt, created_at, acquired_at, completed_at,
     result_expires_at, expires_at, fingerprint, attempt_token, executor, client, trace_id,
     error_code, error_message, result_type, result)
-SELECT $1, $2, $3,
+VALUES ($1, $2, $3,
        CASE WHEN now() = $4::timestamptz THEN $5::text
             ELSE idempotency.refuse('ZP001', 'the transaction that acquired the key has ended') END,
-       f.fence, f.fence, 1, $4::timestamptz, $4::timestamptz, statement_timestamp(),
-       statement_timestamp() + $6::bigint * interval '1 microsecond',
+       $6::bigint, $6::bigint, 1, $4::timestamptz, $4::timestamptz, statement_timestamp(),
        statement_timestamp() + $7::bigint * interval '1 microsecond',
-       $8::bytea, $9::bytea, $10::text, $11::text, $12::text,
-       $13::text, $14::text, $15::text, $16::bytea
-FROM (SELECT greatest(nextval('idempotency.fence'), $17::bigint + 1) AS fence) AS f
+       statement_timestamp() + $8::bigint * interval '1 microsecond',
+       $9::bytea, $10::bytea, $11::text, $12::text, $13::text,
+       $14::text, $15::text, $16::text, $17::bytea)
 ON CONFLICT (tenant, operation, key) DO UPDATE SET
     -- Raised here and not left to a WHERE clause: zero rows would commit business rows without a record.
     state = CASE WHEN r.state = 'INIT' OR r.state <> 'PROCESSING' AND r.expires_at <= statement_timestamp()
                  THEN EXCLUDED.state
                  ELSE idempotency.refuse('ZP002', 'another attempt has recorded an outcome of this key') END,
+    -- A failover may have set the sequence back behind the old fence.
     fence             = greatest(EXCLUDED.fence, r.fence + 1),
     generation        = greatest(EXCLUDED.fence, r.fence + 1),
     attempt           = EXCLUDED.attempt,
@@ -341,7 +327,7 @@ ON CONFLICT (tenant, operation, key) DO UPDATE SET
     error_message     = EXCLUDED.error_message,
     result_type       = EXCLUDED.result_type,
     result            = EXCLUDED.result
-RETURNING fence, generation, attempt, created_at, acquired_at, completed_at, result_expires_at, expires_at,
+RETURNING fence, completed_at,
           CASE WHEN $18::boolean AND current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
                THEN set_config('synchronous_commit', 'on', true) END AS synchronous_commit
 `
@@ -352,6 +338,7 @@ type RecordReplaceParams struct {
 	Key               string
 	Started           time.Time
 	State             string
+	Fence             int64
 	ResultRetentionUs *int64
 	RetentionUs       *int64
 	Fingerprint       []byte
@@ -363,25 +350,17 @@ type RecordReplaceParams struct {
 	ErrorMessage      *string
 	ResultType        *string
 	Result            []byte
-	OldFence          int64
 	Durable           bool
 }
 
 type RecordReplaceRow struct {
 	Fence             int64
-	Generation        int64
-	Attempt           int32
-	CreatedAt         time.Time
-	AcquiredAt        *time.Time
 	CompletedAt       *time.Time
-	ResultExpiresAt   *time.Time
-	ExpiresAt         *time.Time
 	SynchronousCommit interface{}
 }
 
 // Completes a key over an EXPIRED or INIT record: a new generation. A statement of its own, since ON CONFLICT costs the
 // many inserts without one 6 % more WAL.
-// A failover may have set the sequence back behind the old fence.
 func (q *Queries) RecordReplace(ctx context.Context, arg RecordReplaceParams) (RecordReplaceRow, error) {
 	row := q.db.QueryRow(ctx, RecordReplace,
 		arg.Tenant,
@@ -389,6 +368,7 @@ func (q *Queries) RecordReplace(ctx context.Context, arg RecordReplaceParams) (R
 		arg.Key,
 		arg.Started,
 		arg.State,
+		arg.Fence,
 		arg.ResultRetentionUs,
 		arg.RetentionUs,
 		arg.Fingerprint,
@@ -400,20 +380,9 @@ func (q *Queries) RecordReplace(ctx context.Context, arg RecordReplaceParams) (R
 		arg.ErrorMessage,
 		arg.ResultType,
 		arg.Result,
-		arg.OldFence,
 		arg.Durable,
 	)
 	var i RecordReplaceRow
-	err := row.Scan(
-		&i.Fence,
-		&i.Generation,
-		&i.Attempt,
-		&i.CreatedAt,
-		&i.AcquiredAt,
-		&i.CompletedAt,
-		&i.ResultExpiresAt,
-		&i.ExpiresAt,
-		&i.SynchronousCommit,
-	)
+	err := row.Scan(&i.Fence, &i.CompletedAt, &i.SynchronousCommit)
 	return i, err
 }
