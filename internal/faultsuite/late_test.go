@@ -20,7 +20,7 @@ type answer struct {
 }
 
 // placeHeld begins a call whose COMMIT is held, and returns when the call knows that it is lost.
-func (s *shop) placeHeld(t *testing.T, key string, do pgproxy.Action) <-chan answer {
+func (s *shop) placeHeld(t *testing.T, key string, rule pgproxy.Rule) <-chan answer {
 	t.Helper()
 	lost := make(chan struct{}, 1)
 	s.events.on(func(e idempotency.Event) {
@@ -28,7 +28,7 @@ func (s *shop) placeHeld(t *testing.T, key string, do pgproxy.Action) <-chan ans
 			lost <- struct{}{}
 		}
 	})
-	s.proxy.Next(pgproxy.Rule{Do: do})
+	s.proxy.Next(rule)
 	answers := make(chan answer, 1)
 	ctx := t.Context()
 	go func() {
@@ -60,7 +60,7 @@ func TestFault_LateCommit(t *testing.T) {
 				t.Parallel()
 				s := newShop(t, options{})
 				s.events.take()
-				call := s.placeHeld(t, "k", do)
+				call := s.placeHeld(t, "k", pgproxy.Rule{Do: do})
 				s.let(t, arrives)
 				began := time.Now()
 				a := <-call
@@ -76,7 +76,7 @@ func TestFault_LateCommit(t *testing.T) {
 			t.Run(name+" after the call gave up", func(t *testing.T) {
 				t.Parallel()
 				s := newShop(t, options{wait: 200 * time.Millisecond, config: shortCommitTimeout})
-				a := <-s.placeHeld(t, "k", do)
+				a := <-s.placeHeld(t, "k", pgproxy.Rule{Do: do})
 				require.ErrorIs(t, a.err, idempotency.ErrOutcomeUnknown)
 				// The old transaction is open: only its end can tell, so nobody runs meanwhile.
 				_, err := s.place(t.Context(), s.runner, "k")
@@ -118,7 +118,7 @@ func TestFault_SilentOwnerEndsWithTheIdleTimeout(t *testing.T) {
 	const limit = 500 * time.Millisecond
 	s := newShop(t, options{idle: limit.String()})
 	s.events.take()
-	call := s.placeHeld(t, "k", pgproxy.HoldBytes)
+	call := s.placeHeld(t, "k", pgproxy.Rule{Do: pgproxy.HoldBytes, WholeFlush: true})
 	began := time.Now()
 	a := <-call
 	took := time.Since(began)
