@@ -33,32 +33,37 @@ func translate(err error) error {
 	case "3F000", "42P01", "42703", "42883": // invalid_schema_name, undefined_table, _column, _function
 		return fmt.Errorf("%w (%w)", &SchemaError{Want: SchemaVersion}, err)
 	}
-	if restartable(server.Code) {
+	if restartable(server) {
 		return fmt.Errorf("%w: %w", ErrRestart, err)
 	}
 	return err
 }
 
 // Restartable reports whether a failed transaction is worth another run from its start: a serialization failure
-// (40001), a deadlock (40P01), or a prepared statement that the session has lost (26000). The error may come from a
-// function's own statements.
+// (40001), a deadlock (40P01), or a prepared statement that the session has lost. The error may come from a function's
+// own statements.
 func Restartable(err error) bool {
 	if errors.Is(err, ErrRestart) {
 		return true
 	}
 	var server *pgconn.PgError
-	return errors.As(err, &server) && restartable(server.Code)
+	return errors.As(err, &server) && restartable(server)
 }
 
-func restartable(sqlstate string) bool {
-	return sqlstate == "40001" || sqlstate == "40P01" || sqlstate == "26000"
+func restartable(server *pgconn.PgError) bool {
+	return server.Code == "40001" || server.Code == "40P01" || statementLost(server)
 }
 
-// StatementLost reports whether the session does not know a prepared statement any more: a function or a pooler has thrown
-// it away.
+// StatementLost reports whether a prepared statement of the session is of no use any more: a function or a pooler has
+// thrown it away, or a migration has changed the types of its result.
 func StatementLost(err error) bool {
 	var server *pgconn.PgError
-	return errors.As(err, &server) && server.Code == "26000"
+	return errors.As(err, &server) && statementLost(server)
+}
+
+// 0A000 (feature_not_supported) says many things; only its place in the server tells that a plan is out of date.
+func statementLost(server *pgconn.PgError) bool {
+	return server.Code == "26000" || server.Code == "0A000" && server.Routine == "RevalidateCachedQuery"
 }
 
 // readOnly recognises a standby by what BEGIN READ WRITE answers there.

@@ -225,3 +225,16 @@ func TestCall_LostPreparedStatementsArePreparedAgain(t *testing.T) {
 	require.NoError(t, err, "its second run is completed without named statements")
 	require.Equal(t, 1, s.orders(t, "k3"))
 }
+
+func TestCall_MigrationUnderARunningProgramIsNoticed(t *testing.T) {
+	t.Parallel()
+	s := newShopWith(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	_, err := s.place(t.Context(), request(t, "k1", "body"))
+	require.NoError(t, err)
+	s.exec(t, `ALTER TABLE idempotency.records ALTER COLUMN attempt_token TYPE bytea`)
+	for _, key := range []string{"k1", "k2"} {
+		_, err = s.place(t.Context(), request(t, key, "body"))
+		require.NoError(t, err)
+		require.Equal(t, 1, s.orders(t, key))
+	}
+}
