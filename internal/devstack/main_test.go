@@ -33,8 +33,14 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// childOfCluster, in the place of a server's URL, makes the child start a cluster.
+const childOfCluster = "cluster"
+
 // child prints where its stack is and ends when its input does, without stopping it.
 func child() {
+	if os.Getenv(envDatabase) == childOfCluster {
+		clusterChild()
+	}
 	s, err := Start(context.Background(), &Config{Settings: fast})
 	if err == nil {
 		var db *Database
@@ -46,6 +52,25 @@ func child() {
 	}
 	fmt.Println("failed:", err)
 	os.Exit(1)
+}
+
+// clusterChild does so with a cluster whose standby has a paused receiver.
+func clusterChild() {
+	ctx := context.Background()
+	c, err := StartCluster(ctx, &Config{Settings: fast})
+	if err == nil {
+		var standby *Node
+		if standby, err = c.Primary().Standby(ctx); err == nil {
+			err = standby.PauseReceiver(ctx)
+		}
+	}
+	if err != nil {
+		fmt.Println("failed:", err)
+		os.Exit(1)
+	}
+	fmt.Println(c.scratch, "-")
+	_, _ = bufio.NewReader(os.Stdin).ReadByte()
+	os.Exit(0)
 }
 
 func folderName(s *Stack) string {

@@ -24,7 +24,10 @@ func sweepFolders(out io.Writer, parents []string) {
 			if !left(dir) {
 				continue
 			}
-			stopLeftServer(filepath.Join(dir, "pg", "data", "postmaster.pid"), dir)
+			servers, _ := filepath.Glob(filepath.Join(dir, "pg*", "data", "postmaster.pid")) // as above
+			for _, pidFile := range servers {
+				stopLeftServer(pidFile, dir)
+			}
 			stopLeftServer(filepath.Join(dir, "redis", "redis.pid"), dir)
 			if err := os.RemoveAll(dir); err != nil {
 				_, _ = fmt.Fprintf(out, "devstack: sweep: %v\n", err)
