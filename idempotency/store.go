@@ -176,8 +176,13 @@ func (s *Store) AcquireTx(ctx context.Context, tx pgx.Tx, key Key) (Acquisition,
 	return a, nil
 }
 
-// Lookup reads the record of a key: one statement, no transaction, no lock, no write.
+// Lookup reads the record of a key: one statement, no transaction, no lock, no write. On a standby it is ErrReadOnly.
 func (s *Store) Lookup(ctx context.Context, conn *pgx.Conn, key Key) (r Record, found bool, err error) {
+	// Reported by the server when the session begins, and again when it is promoted. A standby may show a commit that the
+	// primary has not acknowledged, or lack the end of a record's life.
+	if conn.PgConn().ParameterStatus("in_hot_standby") == "on" {
+		return Record{}, false, fmt.Errorf("idempotency: look up %v: %w", key, ErrReadOnly)
+	}
 	prepared, err := s.prepare(ctx, conn, recordGet)
 	if err != nil {
 		return Record{}, false, translate(err)

@@ -154,7 +154,16 @@ func (c *call) lookForAttempts(ctx context.Context) (idempotency.Record, bool, e
 		return idempotency.Record{}, false, err
 	}
 	defer conn.Release()
-	return c.runner.store.LookupAttempt(ctx, conn.Conn(), c.req.Key, c.tokens)
+	g, err := guardOf(conn.Conn())
+	if err != nil {
+		return idempotency.Record{}, false, err
+	}
+	g.commitSent.Store(true) // its own: it waits for the standby too
+	record, found, err := c.runner.store.LookupAttempt(ctx, conn.Conn(), c.req.Key, c.tokens)
+	if !conn.Conn().IsClosed() {
+		g.commitSent.Store(false)
+	}
+	return record, found, err
 }
 
 // resolved tells that a lost COMMIT is accounted for, if there was one.

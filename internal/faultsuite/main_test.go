@@ -74,9 +74,14 @@ type options struct {
 
 func newShop(t *testing.T, o options) *shop {
 	t.Helper()
+	return newShopOn(t, pgtest.Pool(t), o)
+}
+
+func newShopOn(t *testing.T, direct *pgxpool.Pool, o options) *shop {
+	t.Helper()
 	// No unique key but its own: only the library stands between a duplicate and a second row.
 	const table = `CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, key text NOT NULL)`
-	s := &shop{direct: pgtest.Pool(t), events: &events{}}
+	s := &shop{direct: direct, events: &events{}}
 	_, err := s.direct.Exec(t.Context(), table)
 	require.NoError(t, err)
 	url := s.direct.Config().ConnString()
@@ -120,7 +125,12 @@ func connect(ctx context.Context, url string, o options) (*pgxpool.Pool, error) 
 // another is a runner of another process: past the proxy, and sharing nothing but the database.
 func (s *shop) another(t *testing.T) *txn.Runner {
 	t.Helper()
-	pool, err := connect(t.Context(), s.direct.Config().ConnString(), options{})
+	return s.anotherAt(t, s.direct.Config().ConnString())
+}
+
+func (s *shop) anotherAt(t *testing.T, url string) *txn.Runner {
+	t.Helper()
+	pool, err := connect(t.Context(), url, options{})
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
 	r, err := txn.New(pool, &txn.Config{Operations: []idempotency.Operation{create}})
@@ -168,7 +178,7 @@ func verdict(key string, res txn.Result[order], err error) (told invariant.Told,
 		told.Outcome = invariant.Unknown
 	case errors.Is(err, idempotency.ErrFailed):
 		told.Outcome, told.Result = invariant.Failed, res.Record.Result
-	case errors.Is(err, idempotency.ErrInProgress), errors.Is(err, idempotency.ErrRestart),
+	case errors.Is(err, idempotency.ErrInProgress), errors.Is(err, idempotency.ErrRestart), errors.Is(err, idempotency.ErrReadOnly),
 		errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		told.Outcome = invariant.NotDone
 	default:

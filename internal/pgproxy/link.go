@@ -118,7 +118,8 @@ func (l *link) begin() (startup []byte, ok bool) {
 }
 
 func (l *link) connect() bool {
-	server, err := new(net.Dialer).DialContext(l.proxy.ctx, l.proxy.network, l.proxy.target)
+	network, target := l.proxy.upstream()
+	server, err := new(net.Dialer).DialContext(l.proxy.ctx, network, target)
 	if err != nil {
 		return false
 	}

@@ -58,21 +58,21 @@ type Stats struct {
 
 // Proxy is a running proxy. Its methods may be called concurrently.
 type Proxy struct {
-	config          Config
-	network, target string
-	listener        net.Listener
-	ctx             context.Context // ends with Close
-	stop            context.CancelFunc
-	working         sync.WaitGroup
-	rules           rules
+	config   Config
+	listener net.Listener
+	ctx      context.Context // ends with Close
+	stop     context.CancelFunc
+	working  sync.WaitGroup
+	rules    rules
 
 	connections, refused, cut, cancels atomic.Int64
 
-	mu      sync.Mutex
-	mode    mode
-	changed chan struct{} // closed, and replaced, when mode changes
-	links   map[*link]bool
-	held    []*held
+	mu              sync.Mutex
+	network, target string
+	mode            mode
+	changed         chan struct{} // closed, and replaced, when mode changes
+	links           map[*link]bool
+	held            []*held
 }
 
 type mode int
@@ -87,21 +87,39 @@ const (
 // Start listens on a free port of this machine and forwards to target, "host:port" or a connection string of a server.
 // The proxy outlives ctx, which bounds the start only: Close it.
 func Start(ctx context.Context, target string, cfg *Config) (*Proxy, error) {
-	p := &Proxy{config: cfg.withDefaults(), network: "tcp", target: target, changed: make(chan struct{}), links: map[*link]bool{}}
-	if strings.Contains(target, "://") || strings.Contains(target, "=") {
-		parsed, err := pgconn.ParseConfig(target)
-		if err != nil {
-			return nil, fmt.Errorf("pgproxy: parse target: %w", err)
-		}
-		p.network, p.target = pgconn.NetworkAddress(parsed.Host, parsed.Port)
+	p := &Proxy{config: cfg.withDefaults(), changed: make(chan struct{}), links: map[*link]bool{}}
+	err := p.Retarget(target)
+	if err != nil {
+		return nil, err
 	}
-	var err error
 	if p.listener, err = new(net.ListenConfig).Listen(ctx, "tcp4", "127.0.0.1:0"); err != nil {
 		return nil, fmt.Errorf("pgproxy: listen: %w", err)
 	}
 	p.ctx, p.stop = context.WithCancel(context.WithoutCancel(ctx))
 	p.working.Go(p.accept)
 	return p, nil
+}
+
+// Retarget makes new connections lead to another server, named as for Start. Those that exist keep theirs: Down cuts them.
+func (p *Proxy) Retarget(target string) error {
+	network := "tcp"
+	if strings.Contains(target, "://") || strings.Contains(target, "=") {
+		parsed, err := pgconn.ParseConfig(target)
+		if err != nil {
+			return fmt.Errorf("pgproxy: parse target: %w", err)
+		}
+		network, target = pgconn.NetworkAddress(parsed.Host, parsed.Port)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.network, p.target = network, target
+	return nil
+}
+
+func (p *Proxy) upstream() (network, target string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.network, p.target
 }
 
 // Addr is where the proxy listens, "127.0.0.1:port".

@@ -262,3 +262,17 @@ func tell(t *testing.T, p protocol, run func() bool) bool {
 	}()
 	return run()
 }
+
+func TestRetarget_LeadsNewConnectionsElsewhere(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, nil)
+	other := newBedOn(t, b.pool, nil) // the same server by another door
+	old := b.connect(t)
+	require.NoError(t, b.proxy.Retarget(other.proxy.Addr()))
+	require.Zero(t, other.proxy.Stats().Connections)
+	b.connect(t)
+	require.Equal(t, int64(1), other.proxy.Stats().Connections)
+	_, err := old.Exec(t.Context(), "SELECT 1").ReadAll()
+	require.NoError(t, err, "an old connection stays with its server")
+	require.Error(t, b.proxy.Retarget("postgres://%"))
+}

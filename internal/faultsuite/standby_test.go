@@ -1,0 +1,217 @@
+package faultsuite
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/internal/devstack"
+	"github.com/pgonce/pgonce/txn"
+)
+
+// waiting counts the shop's COMMITs that wait for a standby.
+const waiting = `SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = 'shop'`
+
+func (b *branch) count(t *testing.T, sql string, args ...any) (n int) {
+	t.Helper()
+	require.NoError(t, b.direct.QueryRow(t.Context(), sql, args...).Scan(&n))
+	return n
+}
+
+func (b *branch) records(t *testing.T, key string) int {
+	t.Helper()
+	return b.count(t, "SELECT count(*) FROM idempotency.records WHERE key = $1", key)
+}
+
+// newWaitingBranch is a branch whose commits wait for a standby that is away, and all its runners.
+func newWaitingBranch(t *testing.T) (b *branch, other *txn.Runner, standby *devstack.Node) {
+	t.Helper()
+	b = newBranch(t, options{config: shortCommitTimeout, wait: 300 * time.Millisecond})
+	other = b.another(t)
+	standby = b.standby(t)
+	require.NoError(t, standby.Kill())
+	b.synchronous(t, standby)
+	return b, other, standby
+}
+
+// A COMMIT whose standby is missing is on the primary's disk and may not be told of: nobody sees it, nobody cuts its wait
+// short, and it is done when the standby comes back.
+func TestFault_CommitWaitsForMissingStandby(t *testing.T) {
+	t.Parallel()
+	b, other, standby := newWaitingBranch(t)
+	total := &tally{}
+	n := scaled(1, 5)
+	for round := range n {
+		keys := names(fmt.Sprintf("r%d-", round), 4)
+		calls := make(chan error, len(keys))
+		ctx := t.Context()
+		began := time.Now()
+		for _, key := range keys {
+			go func() {
+				_, err := b.place(ctx, b.runner, key)
+				calls <- err
+			}()
+		}
+		for range keys {
+			require.ErrorIs(t, <-calls, idempotency.ErrOutcomeUnknown)
+		}
+		require.Less(t, time.Since(began), 5*time.Second, "CommitTimeout bounds the wait, and then the search")
+		require.GreaterOrEqual(t, b.count(t, waiting), len(keys))
+		for _, key := range keys {
+			require.Zero(t, b.records(t, key))
+			_, err := b.place(ctx, b.runner, key)
+			require.ErrorIs(t, err, idempotency.ErrInProgress, "the COMMIT that waits holds its key")
+		}
+		require.Zero(t, b.proxy.Stats().Cancels, "PostgreSQL answers a cancel request by committing without the standby")
+
+		require.NoError(t, standby.Start(ctx))
+		back := time.Now()
+		for _, key := range keys {
+			for _, r := range []*txn.Runner{b.runner, other} {
+				require.True(t, b.placeUntilFree(t, r, key).Replayed)
+			}
+		}
+		total.slowest = max(total.slowest, time.Since(back))
+		total.resolved += len(keys)
+		require.Zero(t, b.count(t, waiting))
+		require.NoError(t, standby.Kill())
+	}
+	require.Zero(t, b.proxy.Stats().Cancels)
+	b.check(t, total, 4*n, nil)
+	t.Logf("faults: missing standby: %v", total)
+}
+
+// Whoever ends a session that waits for its standby makes its COMMIT visible before it is replicated. The call that lost
+// it so finds its record and does not tell of it before the record is replicated.
+func TestFault_BrokenWaitForStandbyIsNoSuccess(t *testing.T) {
+	t.Parallel()
+	b, patient, standby := newWaitingBranch(t)
+	total := &tally{}
+	n := scaled(1, 5)
+	ctx := t.Context()
+	for round := range n {
+		for _, comesBack := range []bool{false, true} {
+			key := fmt.Sprintf("r%d, %v", round, comesBack)
+			runner := b.runner
+			if comesBack {
+				runner = patient
+			}
+			call := make(chan answer, 1)
+			go func() {
+				res, err := b.place(ctx, runner, key)
+				call <- answer{res, err}
+			}()
+			b.breakWait(t)
+			require.Eventually(t, func() bool { return b.records(t, key) == 1 }, 10*time.Second, time.Millisecond)
+			if comesBack {
+				require.NoError(t, standby.Start(ctx))
+			}
+			a := <-call
+			if comesBack {
+				require.NoError(t, a.err)
+				require.False(t, a.res.Replayed)
+				require.NoError(t, standby.Kill())
+			} else {
+				require.ErrorIs(t, a.err, idempotency.ErrOutcomeUnknown)
+			}
+			total.kills, total.resolved = total.kills+1, total.resolved+1
+		}
+	}
+	require.Zero(t, b.proxy.Stats().Cancels)
+	require.NoError(t, standby.Start(ctx))
+	for round := range n {
+		require.True(t, b.placeUntilFree(t, b.runner, fmt.Sprintf("r%d, false", round)).Replayed)
+	}
+	b.check(t, total, 2*n, nil)
+	t.Logf("faults: broken waits: %v", total)
+}
+
+// breakWait terminates the session that waits for the standby.
+func (b *branch) breakWait(t *testing.T) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		var ended bool
+		err := b.direct.QueryRow(t.Context(), `SELECT COALESCE(bool_or(pg_terminate_backend(pid)), false) FROM pg_stat_activity
+			WHERE wait_event = 'SyncRep' AND application_name = 'shop' AND query = 'COMMIT'`).Scan(&ended)
+		return err == nil && ended
+	}, 10*time.Second, time.Millisecond)
+}
+
+// Promise D11: only a primary is asked.
+func TestFault_StandbyIsRefused(t *testing.T) {
+	t.Parallel()
+	b := newBranch(t, options{})
+	ctx := t.Context()
+	res, err := b.place(ctx, b.runner, "k")
+	require.NoError(t, err)
+	standby := b.standby(t)
+	require.NoError(t, standby.CatchUp(ctx, b.primary))
+	refused := func(t *testing.T, err error) {
+		t.Helper()
+		require.ErrorIs(t, err, idempotency.ErrReadOnly)
+		require.ErrorContains(t, err, "(a standby), connect to the primary")
+	}
+
+	pool, err := connect(ctx, standby.URL(), options{})
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	r, err := txn.New(pool, &txn.Config{Operations: []idempotency.Operation{create}})
+	require.NoError(t, err)
+	refused(t, r.Check(ctx))
+	for _, key := range []string{"k", "new"} { // also what it could replay
+		_, err = b.place(ctx, r, key)
+		refused(t, err)
+	}
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		req, err := request("new")
+		if err != nil {
+			return err
+		}
+		_, err = txn.WithIdempotencyTx(ctx, r, tx, req, func(ctx context.Context, tx pgx.Tx) (order, error) {
+			return insertOrder(ctx, tx, "new")
+		})
+		return err
+	})
+	refused(t, err)
+
+	// A runner that worked on the primary, and is led to the standby by its address.
+	require.NoError(t, b.proxy.Retarget(standby.URL()))
+	b.proxy.Down()
+	b.proxy.Up()
+	for _, key := range []string{"k", "new"} {
+		_, err = b.place(ctx, b.runner, key)
+		refused(t, err)
+		_, err = b.retry(ctx, key)
+		refused(t, err)
+	}
+	refused(t, b.runner.Check(ctx))
+
+	// The standby becomes the primary: the same runners go on.
+	require.NoError(t, b.primary.Kill())
+	require.NoError(t, standby.Promote(ctx))
+	b.direct = b.pool(t, standby)
+	again, err := b.retry(ctx, "k")
+	require.NoError(t, err)
+	require.True(t, again.Replayed)
+	require.Equal(t, res.Value, again.Value)
+	_, err = b.place(ctx, r, "new")
+	require.NoError(t, err)
+	b.check(t, &tally{}, 2, nil)
+}
+
+// retry says that it is one, which is answered by a plain read where that can answer.
+func (b *branch) retry(ctx context.Context, key string) (txn.Result[order], error) {
+	req, err := request(key)
+	if err != nil {
+		return txn.Result[order]{}, err
+	}
+	req.Retry = true
+	return txn.WithIdempotency(ctx, b.runner, req, func(ctx context.Context, tx pgx.Tx) (order, error) {
+		return insertOrder(ctx, tx, key)
+	})
+}
