@@ -80,10 +80,11 @@ func (n *Node) run(ctx context.Context) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p, p.awaitReady(ctx, func(ctx context.Context) error {
+	err = p.awaitReady(ctx, func(ctx context.Context) error {
 		_, err := n.ask(ctx, "SELECT 1")
 		return err
 	})
+	return p, err
 }
 
 // Kill ends the server and all its processes with SIGKILL, as a power failure does that the disk survives. It returns
