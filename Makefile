@@ -30,7 +30,7 @@ test-race: ## the same with the race detector, in random order
 	go test -timeout $(TIMEOUT) -race -shuffle=on $(TESTFLAGS) work
 
 .PHONY: faults
-faults: ## lost COMMITs, killed processes and sessions, at full size (about 7 minutes), with their counts
+faults: ## lost COMMITs, killed processes and servers, failovers, at full size (about 12 minutes), with their counts
 	PGONCE_FAULTS=full go test -tags failpoints -timeout 15m -v ./internal/faultsuite | grep -E 'faults:|^(---|FAIL|ok)'
 
 .PHONY: fuzz

@@ -22,7 +22,7 @@ func TestFault_KilledServerLosesNothingAcknowledged(t *testing.T) {
 	b := newBranch(t, options{})
 	runners := []*txn.Runner{b.runner, b.another(t)}
 	total := &tally{}
-	rounds, keys := scaled(2, 20), scaled(200, 600)
+	rounds, keys := scaled(2, 20), scaled(200, 300)
 	ctx := t.Context()
 	var before *invariant.Snapshot
 	for round := range rounds {

@@ -47,7 +47,8 @@ func TestFault_CommitWaitsForMissingStandby(t *testing.T) {
 	total := &tally{}
 	n := scaled(1, 5)
 	for round := range n {
-		keys := names(fmt.Sprintf("r%d-", round), 4)
+		// Each leaves two sessions that wait, and pgx frees their places in the pool of eight only 15 s later.
+		keys := names(fmt.Sprintf("r%d-", round), 3)
 		calls := make(chan error, len(keys))
 		ctx := t.Context()
 		began := time.Now()
@@ -82,7 +83,7 @@ func TestFault_CommitWaitsForMissingStandby(t *testing.T) {
 		require.NoError(t, standby.Kill())
 	}
 	require.Zero(t, b.proxy.Stats().Cancels)
-	b.check(t, total, 4*n, nil)
+	b.check(t, total, 3*n, nil)
 	t.Logf("faults: missing standby: %v", total)
 }
 
