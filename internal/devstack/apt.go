@@ -60,7 +60,7 @@ func aptInstall(ctx context.Context, out io.Writer, w wanted) error {
 			return err
 		}
 		if pkg = aptPackage(ctx, w); pkg == "" {
-			return thisMachine().notFound(w, []string{"the distribution's package is older"})
+			return absent("the distribution has no package that fits")
 		}
 	}
 	_, _ = fmt.Fprintf(out, "devstack: %s is not here: installing the package %s, "+
@@ -89,7 +89,7 @@ func aptInstall(ctx context.Context, out io.Writer, w wanted) error {
 }
 
 // aptPackage is the package to install, as far as apt knows it: for PostgreSQL the newest postgresql-<major> that is
-// new enough.
+// new enough, or the version asked for.
 func aptPackage(ctx context.Context, w wanted) string {
 	names, err := exec.CommandContext(ctx, "apt-cache", "pkgnames", w.pkg.apt).Output()
 	if err != nil {
@@ -100,7 +100,8 @@ func aptPackage(ctx context.Context, w wanted) string {
 	for name := range strings.FieldsSeq(string(names)) {
 		if match := versioned.FindStringSubmatch(name); match != nil {
 			// apt-cache also knows names it cannot install (only mentioned by another package).
-			if major, err := strconv.Atoi(match[1]); err == nil && major > newest && aptHas(ctx, name) {
+			major, err := strconv.Atoi(match[1])
+			if err == nil && major > newest && (w.only == 0 || major == w.only) && aptHas(ctx, name) {
 				best, newest = name, major
 			}
 		}

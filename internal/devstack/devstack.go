@@ -1,7 +1,17 @@
 // Package devstack finds or starts the PostgreSQL (and Redis) the demo, the benchmark and the tests run on.
 //
-// In this order: the servers named by PGONCE_DATABASE_URL and PGONCE_REDIS_URL; server programs of this machine, run
-// as throw-away servers in a temporary folder; as root on a Debian-like system the same after installing the package.
+// In this order, each with its Provider name:
+//   - env: the servers named by PGONCE_DATABASE_URL and PGONCE_REDIS_URL;
+//   - local: server programs of this machine, run as throw-away servers in a temporary folder;
+//   - docker: a container, if an engine answers and the go command is here (image: PGONCE_POSTGRES_IMAGE,
+//     PGONCE_REDIS_IMAGE);
+//   - apt: as root on a Debian-like system, as local after installing the package;
+//   - npm: on linux/amd64 with npm, prebuilt binaries of PostgreSQL 17 or 18, kept in the cache folder. It has no Redis.
+//
+// PGONCE_STACK=<provider> asks only that one, and if it cannot serve that is an error; with npm, Redis comes from where
+// it otherwise would. PGONCE_POSTGRES_VERSION=<major> takes only that version of PostgreSQL, from whichever provider (npm's
+// is 18 without it, docker's too).
+//
 // Whatever it started stops with Stop, and on Linux also when this process dies in any other way.
 //
 // It runs on Linux and macOS. It is no part of the library: programs that use pgonce never import it.
@@ -31,7 +41,8 @@ type Config struct {
 	// Default: nothing is told.
 	Out io.Writer
 
-	// NoInstall forbids installing packages. The environment variable PGONCE_NO_INSTALL (any value) does the same.
+	// NoInstall forbids installing packages and fetching npm's binaries; not the image that a Docker engine pulls. The
+	// environment variable PGONCE_NO_INSTALL (any value) does the same.
 	// Default: false; root on a Debian-like system without PostgreSQL gets the distribution's package.
 	NoInstall bool
 }
@@ -49,9 +60,11 @@ func (c *Config) withDefaults() Config {
 
 // The providers, as Stack.Provider names them.
 const (
-	ProviderEnv   = "env"   // PGONCE_DATABASE_URL
-	ProviderLocal = "local" // server programs that were here
-	ProviderApt   = "apt"   // server programs we installed
+	ProviderEnv    = "env"    // PGONCE_DATABASE_URL
+	ProviderLocal  = "local"  // server programs that were here
+	ProviderDocker = "docker" // a container
+	ProviderApt    = "apt"    // server programs we installed
+	ProviderNpm    = "npm"    // prebuilt binaries from npm's registry
 )
 
 // Stack is a running PostgreSQL, and Redis if asked for. Its methods may be called concurrently.
@@ -83,6 +96,10 @@ func start(ctx context.Context, c *Config, m machine) (_ *Stack, err error) {
 	if m.getenv("PGONCE_NO_INSTALL") != "" {
 		cfg.NoInstall = true
 	}
+	wish, err := m.wishes()
+	if err != nil {
+		return nil, err
+	}
 	sweepFolders(cfg.Out, m.tempDirs())
 
 	s := &Stack{out: cfg.Out, created: map[string]bool{}}
@@ -91,19 +108,25 @@ func start(ctx context.Context, c *Config, m machine) (_ *Stack, err error) {
 			err = errors.Join(err, s.Stop())
 		}
 	}()
-	if err := s.startPostgres(ctx, cfg, m); err != nil {
+	if err := s.startPostgres(ctx, cfg, m, wish); err != nil {
 		return nil, err
 	}
 	if cfg.Redis {
-		if err := s.startRedis(ctx, cfg, m); err != nil {
+		if err := s.startRedis(ctx, cfg, m, wish); err != nil {
 			return nil, err
 		}
 	}
 	return s, nil
 }
 
-// Provider names where PostgreSQL comes from: "env", "local" or "apt".
+// Provider names where PostgreSQL comes from: one of the Provider constants.
 func (s *Stack) Provider() string { return s.provider }
+
+// OwnProcesses reports whether PostgreSQL's processes run beside this one and are ours, so that a test may kill one by
+// the number PostgreSQL gives for it. In a container that number is another process's out here.
+func (s *Stack) OwnProcesses() bool {
+	return s.provider != ProviderEnv && s.provider != ProviderDocker
+}
 
 // RedisURL is the Redis server's URL, empty if Config.Redis was not set. A server named by PGONCE_REDIS_URL may hold
 // other people's keys: use a key prefix, never FLUSHALL.

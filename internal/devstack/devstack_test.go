@@ -169,8 +169,8 @@ func TestOnFreePort_TriesAgainWhenThePortWasTaken(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, taken.Close()) })
 
 	m := local()
-	program, _, err := m.locate(t.Context(), Config{}.withOut(), wantPostgres)
-	require.NoError(t, err)
+	program, found, _ := m.find(t.Context(), wantPostgres)
+	require.True(t, found)
 	as, err := m.serverUser("postgres", "nobody")
 	require.NoError(t, err)
 	folder, err := newFolder(m)
@@ -212,10 +212,9 @@ func bare() machine {
 	m.lookPath = func(string) (string, error) { return "", os.ErrNotExist }
 	m.glob = func(string) ([]string, error) { return nil, nil }
 	m.install = nil
+	m.engine = func(context.Context) error { return absent("no engine here") }
 	return m
 }
-
-func (c Config) withOut() Config { return (&c).withDefaults() }
 
 // query returns a query's rows as text.
 func query(t *testing.T, url, sql string) [][]string {

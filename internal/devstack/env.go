@@ -17,20 +17,28 @@ const (
 )
 
 // useEnv takes the server somebody named. The database in the URL serves for CREATE DATABASE only.
-func (s *Stack) useEnv(ctx context.Context, given string) error {
-	s.provider, s.env, s.adminURL = ProviderEnv, true, given
-	rows, err := s.admin(ctx, "SHOW server_version_num")
+func (s *Stack) useEnv(ctx context.Context, w wanted, given string) error {
+	s.env, s.adminURL = true, given
+	major, err := s.checkVersion(ctx, w)
 	if err != nil {
 		return fmt.Errorf("devstack: use %s: %w", envDatabase, err)
 	}
-	number, err := strconv.Atoi(rows[0][0])
-	if err != nil || number/10000 < wantPostgres.min {
-		return fmt.Errorf("devstack: use %s: the server is version %s: %d or newer is needed",
-			envDatabase, rows[0][0], wantPostgres.min)
-	}
-	_, _ = fmt.Fprintf(s.out, "devstack: PostgreSQL: the server of %s (version %d)\n", envDatabase, number/10000)
+	_, _ = fmt.Fprintf(s.out, "devstack: PostgreSQL: the server of %s (version %d)\n", envDatabase, major)
 	s.sweepDatabases(ctx)
 	return nil
+}
+
+// checkVersion asks a server whose program we did not see for its version.
+func (s *Stack) checkVersion(ctx context.Context, w wanted) (major int, err error) {
+	rows, err := s.admin(ctx, "SHOW server_version_num")
+	if err != nil {
+		return 0, err
+	}
+	number, err := strconv.Atoi(rows[0][0])
+	if err != nil || !w.takes(number/10000) {
+		return 0, fmt.Errorf("devstack: the server is version %s: %s is needed", rows[0][0], w.versions())
+	}
+	return number / 10000, nil
 }
 
 // withDatabase is the connection string with another database.

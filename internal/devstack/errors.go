@@ -16,7 +16,7 @@ var (
 
 // notFound is the error for a server program that is not here, with the line to type on this system.
 func (m machine) notFound(w wanted, skipped []string) error {
-	text := fmt.Sprintf("no %s %d or newer found", w.name, w.min)
+	text := fmt.Sprintf("no %s %s found", w.name, w.versions())
 	if len(skipped) > 0 {
 		text += " (" + strings.Join(skipped, "; ") + ")"
 	}

@@ -9,6 +9,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -21,6 +22,13 @@ type machine struct {
 	glob     func(string) ([]string, error)
 	install  func(ctx context.Context, out io.Writer, w wanted) error // nil: cannot install
 	root     bool
+
+	engine      func(ctx context.Context) error // does a Docker engine answer?
+	dockerstack func(ctx context.Context, out io.Writer, folder string) (program string, err error)
+
+	platform string
+	binaries map[int]binary // what npm has, by major version
+	cache    func() (string, error)
 }
 
 func thisMachine() machine {
@@ -29,7 +37,12 @@ func thisMachine() machine {
 		lookPath: exec.LookPath,
 		glob:     filepath.Glob,
 		root:     os.Geteuid() == 0,
+		platform: runtime.GOOS + "/" + runtime.GOARCH,
+		binaries: npmBinaries,
 	}
+	m.engine = func(ctx context.Context) error { return engineAnswers(ctx, m.getenv) }
+	m.dockerstack = m.buildDockerstack
+	m.cache = m.cacheFolder
 	if _, err := exec.LookPath("apt-get"); err == nil && m.root {
 		m.install = aptInstall
 	}
@@ -44,10 +57,23 @@ type wanted struct {
 	name     string // for people
 	env      string // names a server to use instead
 	min      int    // oldest major version
+	only     int    // the one major version asked for, 0 if any will do
 	programs []string
 	folders  []string // where it lives when it is not on the PATH
 	version  *regexp.Regexp
 	pkg      packages
+}
+
+func (w wanted) takes(version int) bool {
+	return version >= w.min && (w.only == 0 || version == w.only)
+}
+
+// versions says for people which versions will do.
+func (w wanted) versions() string {
+	if w.only != 0 {
+		return strconv.Itoa(w.only)
+	}
+	return strconv.Itoa(w.min) + " or newer"
 }
 
 var (
@@ -128,31 +154,10 @@ func (m machine) fit(ctx context.Context, w wanted, path string) (version int, w
 		return 0, path + " has no version we know"
 	}
 	version, _ = strconv.Atoi(string(match[1])) // digits by the expression
-	if version < w.min {
+	if !w.takes(version) {
 		return 0, fmt.Sprintf("%s is version %d", path, version)
 	}
 	return version, ""
-}
-
-// locate finds the server program, installing it if that is needed and allowed.
-func (m machine) locate(ctx context.Context, cfg Config, w wanted) (program, provider string, err error) {
-	program, found, skipped := m.find(ctx, w)
-	if found {
-		return program, ProviderLocal, nil
-	}
-	if err := ctx.Err(); err != nil {
-		return "", "", fmt.Errorf("devstack: find %s: %w", w.name, err) // it was not even asked for its version
-	}
-	if m.install == nil || cfg.NoInstall {
-		return "", "", m.notFound(w, skipped)
-	}
-	if err := m.install(ctx, cfg.Out, w); err != nil {
-		return "", "", err
-	}
-	if program, found, skipped = m.find(ctx, w); !found {
-		return "", "", m.notFound(w, skipped)
-	}
-	return program, ProviderApt, nil
 }
 
 // reachable reports whether any user may walk down to the path.

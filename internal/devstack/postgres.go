@@ -1,8 +1,10 @@
 package devstack
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -38,15 +40,57 @@ func validateSettings(settings map[string]string) error {
 }
 
 // startPostgres fills in the stack's PostgreSQL half.
-func (s *Stack) startPostgres(ctx context.Context, cfg Config, m machine) error {
-	if given := m.getenv(envDatabase); given != "" {
-		return s.useEnv(ctx, given)
+func (s *Stack) startPostgres(ctx context.Context, cfg Config, m machine, wish wishes) (err error) {
+	w := wantPostgres
+	w.only = wish.major
+	run := func(provider string) func(string) error {
+		return func(program string) error { return s.runPostgres(ctx, cfg, m, program, provider) }
 	}
-	program, provider, err := m.locate(ctx, cfg, wantPostgres)
+	s.provider, err = m.serve(ctx, cfg, w, wish.stack, []source{
+		{ProviderEnv, func(ctx context.Context) error {
+			given := m.getenv(envDatabase)
+			if given == "" {
+				return absent("%s is not set", envDatabase)
+			}
+			return s.useEnv(ctx, w, given)
+		}},
+		{ProviderLocal, m.startLocal(w, run(ProviderLocal))},
+		{ProviderDocker, func(ctx context.Context) error { return s.dockerPostgres(ctx, cfg, m, w, wish.stack != "") }},
+		{ProviderApt, m.startApt(cfg, w, run(ProviderApt))},
+		{ProviderNpm, func(ctx context.Context) error {
+			program, err := m.npmProgram(ctx, cfg, wish.major)
+			if err != nil {
+				return err
+			}
+			return run(ProviderNpm)(program)
+		}},
+	})
+	return err
+}
+
+// dockerPostgres serves from a container.
+func (s *Stack) dockerPostgres(ctx context.Context, cfg Config, m machine, w wanted, forced bool) error {
+	image := m.getenv(envPostgresImage)
+	if image == "" {
+		image = fmt.Sprintf("postgres:%d-alpine", cmp.Or(w.only, dockerDefault))
+	}
+	server, address, err := s.startContainer(ctx, cfg, m, forced, dockerRequest{
+		Server: "postgres", Image: image, Password: rand.Text(), Settings: withDefaultSettings(cfg.Settings),
+	})
 	if err != nil {
 		return err
 	}
-	s.provider = provider
+	s.adminURL = address
+	if _, err := s.checkVersion(ctx, w); err != nil {
+		return errors.Join(fmt.Errorf("devstack: use image %s: %w", image, err), server.stop())
+	}
+	s.servers = append(s.servers, server)
+	_, _ = fmt.Fprintf(s.out, "devstack: PostgreSQL: a container of %s (%s)\n", image, ProviderDocker)
+	return nil
+}
+
+// runPostgres serves from a program of this machine.
+func (s *Stack) runPostgres(ctx context.Context, cfg Config, m machine, program, provider string) error {
 	as, err := m.serverUser("postgres", "nobody")
 	if err != nil {
 		return err
@@ -114,13 +158,18 @@ func initCluster(ctx context.Context, program, dir, password string, as *syscall
 	return nil
 }
 
-func postgresCommand(ctx context.Context, program, dir string, port int, settings map[string]string) *exec.Cmd {
+func withDefaultSettings(settings map[string]string) map[string]string {
 	all := map[string]string{
 		"max_connections": "200",
 		"timezone":        "UTC",
 		"log_timezone":    "UTC",
 	}
 	maps.Copy(all, settings)
+	return all
+}
+
+func postgresCommand(ctx context.Context, program, dir string, port int, settings map[string]string) *exec.Cmd {
+	all := withDefaultSettings(settings)
 	all["listen_addresses"] = "127.0.0.1"
 	all["port"] = strconv.Itoa(port)
 	all["unix_socket_directories"] = `"` + dir + `"`

@@ -27,6 +27,7 @@ type process struct {
 	cmd     *exec.Cmd
 	log     string
 	stopSig syscall.Signal
+	input   *os.File      // if the process ends with its input: stop closes this, and so does our death
 	done    chan struct{} // closed when it has exited
 }
 
@@ -37,7 +38,10 @@ func startProcess(cmd *exec.Cmd, log string, stopSig syscall.Signal) (*process, 
 		return nil, fmt.Errorf("devstack: open log: %w", err)
 	}
 	defer func() { _ = out.Close() }() // the server has its own descriptor
-	cmd.Stdout, cmd.Stderr = out, out
+	cmd.Stderr = out
+	if cmd.Stdout == nil {
+		cmd.Stdout = out
+	}
 
 	p := &process{cmd: cmd, log: log, stopSig: stopSig, done: make(chan struct{})}
 	started := make(chan error, 1)
@@ -68,7 +72,11 @@ func (p *process) exited() bool {
 }
 
 func (p *process) stop() error {
-	_ = p.cmd.Process.Signal(p.stopSig) // an error means it is gone already
+	if p.input != nil {
+		_ = p.input.Close() // nothing is buffered
+	} else {
+		_ = p.cmd.Process.Signal(p.stopSig) // an error means it is gone already
+	}
 	select {
 	case <-p.done:
 		return nil

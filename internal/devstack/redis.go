@@ -2,6 +2,7 @@ package devstack
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"fmt"
@@ -14,16 +15,44 @@ import (
 )
 
 // startRedis fills in the stack's Redis half. The throw-away server keeps nothing on disk.
-func (s *Stack) startRedis(ctx context.Context, cfg Config, m machine) error {
-	if given := m.getenv(envRedis); given != "" {
-		s.redisURL = given
-		_, _ = fmt.Fprintf(s.out, "devstack: Redis: the server of %s\n", envRedis)
-		return nil
+func (s *Stack) startRedis(ctx context.Context, cfg Config, m machine, wish wishes) error {
+	forced := wish.stack
+	if forced == ProviderNpm {
+		forced = "" // it has no Redis
 	}
-	program, provider, err := m.locate(ctx, cfg, wantRedis)
+	run := func(provider string) func(string) error {
+		return func(program string) error { return s.runRedis(ctx, m, program, provider) }
+	}
+	_, err := m.serve(ctx, cfg, wantRedis, forced, []source{
+		{ProviderEnv, func(context.Context) error {
+			if s.redisURL = m.getenv(envRedis); s.redisURL == "" {
+				return absent("%s is not set", envRedis)
+			}
+			_, _ = fmt.Fprintf(s.out, "devstack: Redis: the server of %s\n", envRedis)
+			return nil
+		}},
+		{ProviderLocal, m.startLocal(wantRedis, run(ProviderLocal))},
+		{ProviderDocker, func(ctx context.Context) error { return s.dockerRedis(ctx, cfg, m, forced != "") }},
+		{ProviderApt, m.startApt(cfg, wantRedis, run(ProviderApt))},
+	})
+	return err
+}
+
+// dockerRedis serves from a container.
+func (s *Stack) dockerRedis(ctx context.Context, cfg Config, m machine, forced bool) error {
+	image := cmp.Or(m.getenv(envRedisImage), "redis:7-alpine")
+	server, address, err := s.startContainer(ctx, cfg, m, forced,
+		dockerRequest{Server: "redis", Image: image, Password: rand.Text()})
 	if err != nil {
 		return err
 	}
+	s.redisURL, s.servers = address, append(s.servers, server)
+	_, _ = fmt.Fprintf(s.out, "devstack: Redis: a container of %s (%s)\n", image, ProviderDocker)
+	return nil
+}
+
+// runRedis serves from a program of this machine.
+func (s *Stack) runRedis(ctx context.Context, m machine, program, provider string) error {
 	as, err := m.serverUser("redis", "nobody")
 	if err != nil {
 		return err
