@@ -15,7 +15,7 @@ modules = $(shell go list -m -f '{{.Dir}}')
 
 .PHONY: help
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: ## run the order service of cmd/demo (ARGS=... are passed on)
@@ -28,6 +28,23 @@ test: ## run all tests of all modules
 .PHONY: test-race
 test-race: ## the same with the race detector, in random order
 	go test -timeout $(TIMEOUT) -race -shuffle=on $(TESTFLAGS) work
+
+# npm's binaries, see internal/devstack.
+VERSIONS ?= 17 18
+# They come without pg_dump, and an older one refuses: what compares dumps runs on the version of this machine only.
+compare_dumps := ^(TestMigrate_UpDownUpIsTheSchemaOfTheRepository|TestInstall_AllWaysLeaveTheSameDatabase)$$
+
+.PHONY: test-versions
+test-versions: ## the tests of everything that talks to PostgreSQL, on each of VERSIONS (17 18)
+	@for version in $(VERSIONS); do \
+		echo "== PostgreSQL $$version"; \
+		PGONCE_STACK=npm PGONCE_POSTGRES_VERSION=$$version go test -timeout $(TIMEOUT) -count=1 $(TESTFLAGS) \
+			-skip '$(compare_dumps)' ./db ./idempotency ./txn ./internal/faultsuite; \
+	done
+
+.PHONY: test-docker
+test-docker: ## the Docker provider, on a real engine (PGONCE_POSTGRES_IMAGE, PGONCE_REDIS_IMAGE)
+	go test -timeout $(TIMEOUT) -count=1 $(TESTFLAGS) -tags docker -run '^TestEngine_' ./internal/devstack
 
 .PHONY: faults
 faults: ## lost COMMITs, killed processes and servers, failovers, at full size (about 12 minutes), with their counts

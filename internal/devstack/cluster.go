@@ -43,7 +43,12 @@ func startCluster(ctx context.Context, given *Config, m machine) (_ *Cluster, er
 		"wal_retrieve_retry_interval": "100ms", // and comes back soon
 	}}
 	maps.Copy(c.settings, cfg.Settings)
-	if c.program, _, err = m.locate(ctx, cfg, wantPostgres); err != nil {
+	// Not from npm, whose binaries have no pg_basebackup, and not in a container, whose processes are not ours to kill.
+	take := func(program string) error { c.program = program; return nil }
+	if _, err = m.serve(ctx, cfg, wantPostgres, "", []source{
+		{ProviderLocal, m.startLocal(wantPostgres, take)},
+		{ProviderApt, m.startApt(cfg, wantPostgres, take)},
+	}); err != nil {
 		return nil, err
 	}
 	if c.as, err = m.serverUser("postgres", "nobody"); err != nil {

@@ -212,6 +212,7 @@ func bare() machine {
 	m.lookPath = func(string) (string, error) { return "", os.ErrNotExist }
 	m.glob = func(string) ([]string, error) { return nil, nil }
 	m.install = nil
+	m.platform = "none"
 	m.engine = func(context.Context) error { return absent("no engine here") }
 	return m
 }

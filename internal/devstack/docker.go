@@ -56,7 +56,7 @@ func (s *Stack) startContainer(
 	}
 	p, address, err := s.runContainer(ctx, cfg, m, r)
 	if err != nil {
-		return nil, "", absent("%v", err)
+		return nil, "", absentFor(err)
 	}
 	return p, address, nil
 }

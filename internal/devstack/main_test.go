@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"sync"
 	"testing"
@@ -14,6 +15,9 @@ import (
 
 // childVariable makes the test binary a program that starts a stack and waits to be killed.
 const childVariable = "PGONCE_DEVSTACK_CHILD"
+
+// childDocker names the Docker child that the program's stack uses, if it is to use Docker.
+const childDocker = "PGONCE_DEVSTACK_CHILD_DOCKER"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(childVariable) != "" {
@@ -41,7 +45,12 @@ func child() {
 	if os.Getenv(envDatabase) == childOfCluster {
 		clusterChild()
 	}
-	s, err := Start(context.Background(), &Config{Settings: fast})
+	m := thisMachine().with(envStack, "")
+	if program := os.Getenv(childDocker); program != "" {
+		m = m.with(envStack, ProviderDocker)
+		m.dockerstack = func(context.Context, io.Writer, string) (string, error) { return program, nil }
+	}
+	s, err := start(context.Background(), &Config{Settings: fast}, m)
 	if err == nil {
 		var db *Database
 		if db, err = s.CreateDatabase(context.Background()); err == nil {

@@ -29,6 +29,14 @@ func (e *absentError) Error() string { return "devstack: " + e.why }
 
 func absent(format string, args ...any) error { return &absentError{why: fmt.Sprintf(format, args...)} }
 
+// absentFor makes a failure a reason to ask the next provider.
+func absentFor(err error) error {
+	if _, already := errors.AsType[*absentError](err); already {
+		return err
+	}
+	return absent("%s", strings.TrimPrefix(err.Error(), "devstack: "))
+}
+
 // wishes are what the environment says about where servers come from.
 type wishes struct {
 	stack string // the only provider to ask, empty for all
@@ -110,7 +118,7 @@ func (m machine) startApt(cfg Config, w wanted, run func(program string) error) 
 			return absent("installing packages is forbidden")
 		}
 		if err := m.install(ctx, cfg.Out, w); err != nil {
-			return absent("%v", err)
+			return absentFor(err)
 		}
 		program, found, skipped := m.find(ctx, w)
 		if !found {

@@ -115,10 +115,10 @@ func TestSweep_LeavesAloneWhatIsNotProvablyOurs(t *testing.T) {
 }
 
 // startChild runs this test binary as a program that starts a stack, and returns where it is.
-func startChild(t *testing.T, url string) (cmd *exec.Cmd, dir, database string) {
+func startChild(t *testing.T, url string, env ...string) (cmd *exec.Cmd, dir, database string) {
 	t.Helper()
 	cmd = exec.CommandContext(t.Context(), os.Args[0])
-	cmd.Env = append(os.Environ(), childVariable+"=1", envDatabase+"="+url)
+	cmd.Env = append(append(os.Environ(), childVariable+"=1", envDatabase+"="+url), env...)
 	cmd.Stderr = os.Stderr
 	_, err := cmd.StdinPipe() // stays open: the child waits on it
 	require.NoError(t, err)

@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgonce/pgonce/internal/devstack"
 	"github.com/pgonce/pgonce/internal/pgtest"
 	"github.com/pgonce/pgonce/txn"
 )
@@ -20,8 +19,8 @@ import (
 // Promise D8: SIGKILL of one backend makes PostgreSQL throw out everybody and recover from its log. It runs before the
 // parallel tests, which share the server.
 func TestFault_ServerCrashLosesNothingAcknowledged(t *testing.T) {
-	if pgtest.Server(t).Provider() == devstack.ProviderEnv {
-		t.Skip("somebody else's server is not ours to crash")
+	if !pgtest.Server(t).OwnProcesses() {
+		t.Skip("the server's processes are not ours to kill")
 	}
 	s := newShop(t, options{})
 	runners := []*txn.Runner{s.runner, s.another(t)}
