@@ -233,90 +233,6 @@ CREATE FUNCTION idempotency.schema_version() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$ SELECT 1 $$;
 
--- For people only: a result that is no JSON, or no valid UTF-8, must not break a look at the audit view. json, not jsonb:
--- what was stored is shown as it is, with \u0000, duplicate members, order and spelling of numbers. COST: with ORDER BY
--- and LIMIT it then runs only for the rows that are left. Not PARALLEL SAFE: up to PostgreSQL 16 a parallel plan refuses
--- an EXCEPTION clause.
-CREATE FUNCTION idempotency.as_json(bytes bytea) RETURNS json
-    LANGUAGE plpgsql STABLE STRICT COST 1000
-    AS $$
-BEGIN
-    RETURN pg_catalog.convert_from(bytes, 'UTF8')::pg_catalog.json;
-EXCEPTION WHEN data_exception OR program_limit_exceeded THEN -- too deeply nested is the latter
-    RETURN NULL;
-END
-$$;
-
--- The derived states (TIMEOUT, EXPIRED) and the dropped result follow the same rules as the statements of the library.
-CREATE VIEW idempotency.audit AS
-SELECT r.tenant,
-       r.operation,
-       r.key,
-       CASE WHEN r.state = 'PROCESSING' AND r.lease_expires_at <= statement_timestamp() THEN 'TIMEOUT'
-            WHEN r.state <> 'PROCESSING' AND r.expires_at <= statement_timestamp() THEN 'EXPIRED'
-            ELSE r.state END AS state,
-       date_trunc('second', statement_timestamp() - r.created_at) AS age,
-       COALESCE(r.completed_at, statement_timestamp()) - r.acquired_at AS duration,
-       CASE WHEN r.result_type LIKE 'json%' AND COALESCE(r.result_expires_at > statement_timestamp(), true)
-            THEN idempotency.as_json(r.result) END AS result,
-       r.error_code || ': ' || r.error_message AS error,
-       r.attempt,
-       r.executor,
-       r.client,
-       r.trace_id,
-       r.created_at,
-       r.acquired_at,
-       r.completed_at,
-       r.lease_expires_at,
-       r.expires_at,
-       -- greatest alone would take NULL for 0.
-       CASE WHEN r.state <> 'PROCESSING' AND r.expires_at IS NOT NULL
-            THEN date_trunc('second', greatest(r.expires_at - statement_timestamp(), interval '0')) END AS retention_left,
-       r.result_type,
-       octet_length(r.result) AS result_bytes,
-       r.result_type IS NOT NULL
-           AND (r.result IS NULL OR COALESCE(r.result_expires_at <= statement_timestamp(), false)) AS result_dropped,
-       r.state AS stored_state,
-       r.retryable,
-       r.takeover,
-       r.fence,
-       r.generation
-FROM idempotency.records AS r;
-
--- The predicate of records_stale_idx, written so that the index serves it.
-CREATE VIEW idempotency.stale AS
-SELECT r.tenant,
-       r.operation,
-       r.key,
-       r.lease_expires_at AS stale_since,
-       date_trunc('second', statement_timestamp() - r.lease_expires_at) AS stale_for,
-       r.takeover,
-       r.attempt,
-       r.executor,
-       r.client,
-       r.trace_id,
-       r.created_at,
-       r.acquired_at,
-       r.fence,
-       r.generation
-FROM idempotency.records AS r
-WHERE r.state = 'PROCESSING' AND r.lease_expires_at <= statement_timestamp();
-
--- A day is a UTC day whatever the session's time zone, so that two people see the same numbers.
-CREATE VIEW idempotency.daily AS
-SELECT (r.created_at AT TIME ZONE 'UTC')::date AS day,
-       r.tenant,
-       r.operation,
-       count(*) AS records,
-       count(*) FILTER (WHERE r.state = 'SUCCESS') AS success,
-       count(*) FILTER (WHERE r.state = 'FAILED') AS failed,
-       count(*) FILTER (WHERE r.state = 'PROCESSING') AS processing,
-       count(*) FILTER (WHERE r.state = 'INIT') AS issued,
-       percentile_cont(0.50) WITHIN GROUP (ORDER BY r.completed_at - r.acquired_at) AS p50_duration,
-       percentile_cont(0.95) WITHIN GROUP (ORDER BY r.completed_at - r.acquired_at) AS p95_duration
-FROM idempotency.records AS r
-GROUP BY 1, 2, 3;
-
 -- What \d+ and \df+ in psql say.
 
 COMMENT ON TABLE idempotency.records IS
@@ -409,6 +325,141 @@ COMMENT ON COLUMN idempotency.attempts.recorded_at IS 'When this row was written
 
 COMMENT ON SEQUENCE idempotency.attempts_id_seq IS 'Source of attempts.id.';
 
+COMMENT ON FUNCTION idempotency.lock_id(text, text, text) IS
+    'Number of the advisory lock of a key (tenant, operation, key), the same as in the library. Held while somebody runs the key: see pg_locks.';
+COMMENT ON FUNCTION idempotency.refuse(text, text) IS
+    'Raises an error with this SQLSTATE and message. For use inside an expression.';
+COMMENT ON FUNCTION idempotency.schema_version() IS 'Version of this schema: the number of its newest migration.';
+$migration$;
+        -- The row is there already when somebody dropped the schema by hand.
+        INSERT INTO public.pgonce_goose_version (version_id, is_applied)
+        SELECT 1, true
+        WHERE NOT EXISTS (SELECT FROM public.pgonce_goose_version WHERE version_id = 1 AND is_applied);
+    END IF;
+
+    IF have < 2 THEN
+        EXECUTE $migration$
+-- 00002_views.sql
+
+-- What people read: nothing here is needed by the library.
+
+-- For people only: a result that is no JSON, or no valid UTF-8, must not break a look at the audit view. json, not jsonb:
+-- what was stored is shown as it is, with \u0000, duplicate members, order and spelling of numbers. COST: with ORDER BY
+-- and LIMIT it then runs only for the rows that are left. Not PARALLEL SAFE: up to PostgreSQL 16 a parallel plan refuses
+-- an EXCEPTION clause.
+CREATE FUNCTION idempotency.as_json(bytes bytea) RETURNS json
+    LANGUAGE plpgsql STABLE STRICT COST 1000
+    AS $$
+BEGIN
+    RETURN pg_catalog.convert_from(bytes, 'UTF8')::pg_catalog.json;
+EXCEPTION WHEN data_exception OR program_limit_exceeded THEN -- too deeply nested is the latter
+    RETURN NULL;
+END
+$$;
+
+-- The derived states (TIMEOUT, EXPIRED) and the dropped result follow the same rules as the statements of the library.
+CREATE VIEW idempotency.audit AS
+SELECT r.tenant,
+       r.operation,
+       r.key,
+       CASE WHEN r.state = 'PROCESSING' AND r.lease_expires_at <= statement_timestamp() THEN 'TIMEOUT'
+            WHEN r.state <> 'PROCESSING' AND r.expires_at <= statement_timestamp() THEN 'EXPIRED'
+            ELSE r.state END AS state,
+       date_trunc('second', statement_timestamp() - r.created_at) AS age,
+       COALESCE(r.completed_at, statement_timestamp()) - r.acquired_at AS duration,
+       CASE WHEN r.result_type LIKE 'json%' AND COALESCE(r.result_expires_at > statement_timestamp(), true)
+            THEN idempotency.as_json(r.result) END AS result,
+       r.error_code || ': ' || r.error_message AS error,
+       r.attempt,
+       r.executor,
+       r.client,
+       r.trace_id,
+       r.created_at,
+       r.acquired_at,
+       r.completed_at,
+       r.lease_expires_at,
+       r.expires_at,
+       -- greatest alone would take NULL for 0.
+       CASE WHEN r.state <> 'PROCESSING' AND r.expires_at IS NOT NULL
+            THEN date_trunc('second', greatest(r.expires_at - statement_timestamp(), interval '0')) END AS retention_left,
+       r.result_type,
+       octet_length(r.result) AS result_bytes,
+       -- Spelled out, so that partial indexes can serve both halves: records_result_expires_at_idx is one of them.
+       r.result_type IS NOT NULL
+           AND (r.result IS NULL
+                OR r.result IS NOT NULL AND r.result_expires_at IS NOT NULL
+                   AND r.result_expires_at <= statement_timestamp()) AS result_dropped,
+       r.state AS stored_state,
+       r.retryable,
+       r.takeover,
+       r.fence,
+       r.generation
+FROM idempotency.records AS r;
+
+-- The predicate of records_stale_idx, written so that the index serves it.
+CREATE VIEW idempotency.stale AS
+SELECT r.tenant,
+       r.operation,
+       r.key,
+       r.lease_expires_at AS stale_since,
+       date_trunc('second', statement_timestamp() - r.lease_expires_at) AS stale_for,
+       r.takeover,
+       r.attempt,
+       r.executor,
+       r.client,
+       r.trace_id,
+       r.created_at,
+       r.acquired_at,
+       r.fence,
+       r.generation
+FROM idempotency.records AS r
+WHERE r.state = 'PROCESSING' AND r.lease_expires_at <= statement_timestamp();
+
+-- A day is a UTC day whatever the session's time zone, so that two people see the same numbers.
+CREATE VIEW idempotency.daily AS
+SELECT (r.created_at AT TIME ZONE 'UTC')::date AS day,
+       r.tenant,
+       r.operation,
+       count(*) AS records,
+       count(*) FILTER (WHERE r.state = 'SUCCESS') AS success,
+       count(*) FILTER (WHERE r.state = 'FAILED') AS failed,
+       count(*) FILTER (WHERE r.state = 'PROCESSING') AS processing,
+       count(*) FILTER (WHERE r.state = 'INIT') AS issued,
+       percentile_cont(0.50) WITHIN GROUP (ORDER BY r.completed_at - r.acquired_at) AS p50_duration,
+       percentile_cont(0.95) WITHIN GROUP (ORDER BY r.completed_at - r.acquired_at) AS p95_duration
+FROM idempotency.records AS r
+GROUP BY 1, 2, 3;
+
+-- Everything about a key value alone. No index begins with key: it would cost every order for a question that people ask
+-- now and then. So this walks through the primary key from one pair of tenant and operation to the next and looks the key
+-- up in each. LIMIT 1 keeps the planner from turning the look-ups into one join that reads the whole table. COLLATE: an
+-- argument with a collation of its own must not be a conflict.
+CREATE FUNCTION idempotency.find(key text) RETURNS SETOF idempotency.audit
+    LANGUAGE sql STABLE ROWS 10
+    AS $$
+WITH RECURSIVE scope AS (
+    (SELECT r.tenant, r.operation FROM idempotency.records AS r ORDER BY r.tenant, r.operation LIMIT 1)
+    UNION ALL
+    SELECT following.tenant, following.operation
+    FROM scope
+    CROSS JOIN LATERAL (
+        SELECT r.tenant, r.operation FROM idempotency.records AS r
+        WHERE (r.tenant, r.operation) > (scope.tenant, scope.operation)
+        ORDER BY r.tenant, r.operation LIMIT 1
+    ) AS following
+)
+SELECT found.*
+FROM scope
+CROSS JOIN LATERAL (
+    SELECT a.* FROM idempotency.audit AS a
+    WHERE a.tenant = scope.tenant AND a.operation = scope.operation AND a.key = find.key COLLATE "C"
+    LIMIT 1
+) AS found
+ORDER BY found.tenant, found.operation
+$$;
+
+-- What \d+ and \df+ in psql say.
+
 COMMENT ON VIEW idempotency.audit IS
     'One readable line per record. Narrow it down by tenant, operation and key, which the primary key serves.';
 COMMENT ON COLUMN idempotency.audit.tenant IS 'Whose key it is.';
@@ -476,17 +527,18 @@ COMMENT ON COLUMN idempotency.daily.p50_duration IS
     'Median duration of the completed ones, from acquired_at to completed_at. NULL: none completed.';
 COMMENT ON COLUMN idempotency.daily.p95_duration IS 'Their 95th percentile. NULL: none completed.';
 
-COMMENT ON FUNCTION idempotency.lock_id(text, text, text) IS
-    'Number of the advisory lock of a key (tenant, operation, key), the same as in the library. Held while somebody runs the key: see pg_locks.';
-COMMENT ON FUNCTION idempotency.refuse(text, text) IS
-    'Raises an error with this SQLSTATE and message. For use inside an expression.';
-COMMENT ON FUNCTION idempotency.schema_version() IS 'Version of this schema: the number of its newest migration.';
 COMMENT ON FUNCTION idempotency.as_json(bytea) IS 'The bytes as JSON, NULL if they are none. Never raises.';
+COMMENT ON FUNCTION idempotency.find(text) IS
+    'Every record with this key value, whoever''s it is and whatever it is for, as in the view idempotency.audit. Two index look-ups for each pair of tenant and operation, whatever the number of records.';
+
+CREATE OR REPLACE FUNCTION idempotency.schema_version() RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$ SELECT 2 $$;
 $migration$;
         -- The row is there already when somebody dropped the schema by hand.
         INSERT INTO public.pgonce_goose_version (version_id, is_applied)
-        SELECT 1, true
-        WHERE NOT EXISTS (SELECT FROM public.pgonce_goose_version WHERE version_id = 1 AND is_applied);
+        SELECT 2, true
+        WHERE NOT EXISTS (SELECT FROM public.pgonce_goose_version WHERE version_id = 2 AND is_applied);
     END IF;
 END
 $pgonce$;

@@ -112,109 +112,6 @@ $$;
 
 COMMENT ON FUNCTION idempotency.check_record() IS 'The shape of a record in each state: a rule that is broken is named as the constraint of the error.';
 
-CREATE FUNCTION idempotency.lock_id(tenant text, operation text, key text) RETURNS bigint
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    AS $$
-SELECT ('x' || encode(substring(sha256(
-        int8send(octet_length(tenant)::bigint)    || convert_to(tenant, 'UTF8')
-     || int8send(octet_length(operation)::bigint) || convert_to(operation, 'UTF8')
-     || int8send(octet_length(key)::bigint)       || convert_to(key, 'UTF8')
-    ) FROM 1 FOR 8), 'hex'))::bit(64)::bigint
-$$;
-
-COMMENT ON FUNCTION idempotency.lock_id(tenant text, operation text, key text) IS 'Number of the advisory lock of a key (tenant, operation, key), the same as in the library. Held while somebody runs the key: see pg_locks.';
-
-CREATE FUNCTION idempotency.refuse(code text, message text) RETURNS text
-    LANGUAGE plpgsql STABLE
-    AS $$
-BEGIN
-    RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message;
-END
-$$;
-
-COMMENT ON FUNCTION idempotency.refuse(code text, message text) IS 'Raises an error with this SQLSTATE and message. For use inside an expression.';
-
-CREATE FUNCTION idempotency.schema_version() RETURNS integer
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    AS $$ SELECT 1 $$;
-
-COMMENT ON FUNCTION idempotency.schema_version() IS 'Version of this schema: the number of its newest migration.';
-
-CREATE TABLE idempotency.attempts (
-    tenant idempotency.tenant_name NOT NULL,
-    operation idempotency.operation_name NOT NULL,
-    key idempotency.key_value NOT NULL,
-    id bigint NOT NULL,
-    event text NOT NULL COLLATE pg_catalog."C",
-    outcome text COLLATE pg_catalog."C",
-    generation bigint NOT NULL,
-    fence bigint NOT NULL,
-    attempt integer NOT NULL,
-    attempt_token idempotency.attempt_token,
-    executor text COLLATE pg_catalog."C",
-    trace_id text COLLATE pg_catalog."C",
-    started_at timestamp with time zone,
-    ended_at timestamp with time zone,
-    error_code text COLLATE pg_catalog."C",
-    error_message text COLLATE pg_catalog."C",
-    actor text COLLATE pg_catalog."C",
-    reason text COLLATE pg_catalog."C",
-    recorded_at timestamp with time zone DEFAULT statement_timestamp() NOT NULL,
-    CONSTRAINT attempts_event_check CHECK ((event = ANY (ARRAY['ACQUIRED'::text, 'TAKEOVER'::text, 'FAILED'::text, 'RESCUED'::text, 'LEASE_LOST'::text, 'OPERATOR'::text]))),
-    CONSTRAINT attempts_outcome_check CHECK ((outcome = ANY (ARRAY['PROCESSING'::text, 'SUCCESS'::text, 'FAILED'::text])))
-);
-
-COMMENT ON TABLE idempotency.attempts IS 'What happened to a key besides a plain success: append-only, in the order of id. A success in the transactional mode has no row here, its record says it all.';
-
-COMMENT ON COLUMN idempotency.attempts.tenant IS 'As in idempotency.records.';
-
-COMMENT ON COLUMN idempotency.attempts.operation IS 'As in idempotency.records.';
-
-COMMENT ON COLUMN idempotency.attempts.key IS 'As in idempotency.records.';
-
-COMMENT ON COLUMN idempotency.attempts.id IS 'Order of the rows of one key.';
-
-COMMENT ON COLUMN idempotency.attempts.event IS 'ACQUIRED, TAKEOVER: a leased attempt began. FAILED: a final failure. RESCUED: the compensator ended a stale attempt. LEASE_LOST: an owner found its lease gone. OPERATOR: a person changed the record.';
-
-COMMENT ON COLUMN idempotency.attempts.outcome IS 'State the event left the record in: PROCESSING, SUCCESS or FAILED. NULL: the event changed none.';
-
-COMMENT ON COLUMN idempotency.attempts.generation IS 'Generation of the record then.';
-
-COMMENT ON COLUMN idempotency.attempts.fence IS 'Fence of the attempt.';
-
-COMMENT ON COLUMN idempotency.attempts.attempt IS 'Number of the attempt in its generation, from 1.';
-
-COMMENT ON COLUMN idempotency.attempts.attempt_token IS '16 random bytes of the attempt.';
-
-COMMENT ON COLUMN idempotency.attempts.executor IS 'Who ran the attempt, host:pid:random.';
-
-COMMENT ON COLUMN idempotency.attempts.trace_id IS 'Trace of the attempt. NULL: not traced.';
-
-COMMENT ON COLUMN idempotency.attempts.started_at IS 'When the attempt began.';
-
-COMMENT ON COLUMN idempotency.attempts.ended_at IS 'When the attempt ended. NULL: it had not.';
-
-COMMENT ON COLUMN idempotency.attempts.error_code IS 'Code of the failure. NULL: none.';
-
-COMMENT ON COLUMN idempotency.attempts.error_message IS 'Text of the failure. NULL: none.';
-
-COMMENT ON COLUMN idempotency.attempts.actor IS 'Who caused the event: an executor, the compensator or a person.';
-
-COMMENT ON COLUMN idempotency.attempts.reason IS 'Why, in the actor''s words. NULL: not told.';
-
-COMMENT ON COLUMN idempotency.attempts.recorded_at IS 'When this row was written.';
-
-ALTER TABLE idempotency.attempts ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
-    SEQUENCE NAME idempotency.attempts_id_seq
-    START WITH 1
-    INCREMENT BY 1
-    NO MINVALUE
-    NO MAXVALUE
-    CACHE 1
-);
-
-COMMENT ON SEQUENCE idempotency.attempts_id_seq IS 'Source of attempts.id.';
-
 CREATE TABLE idempotency.records (
     tenant idempotency.tenant_name NOT NULL,
     operation idempotency.operation_name NOT NULL,
@@ -323,7 +220,7 @@ CREATE VIEW idempotency.audit AS
         END AS retention_left,
     result_type,
     octet_length(result) AS result_bytes,
-    ((result_type IS NOT NULL) AND ((result IS NULL) OR COALESCE((result_expires_at <= statement_timestamp()), false))) AS result_dropped,
+    ((result_type IS NOT NULL) AND ((result IS NULL) OR ((result IS NOT NULL) AND (result_expires_at IS NOT NULL) AND (result_expires_at <= statement_timestamp())))) AS result_dropped,
     state AS stored_state,
     retryable,
     takeover,
@@ -384,6 +281,135 @@ COMMENT ON COLUMN idempotency.audit.takeover IS 'What may happen when the owner 
 COMMENT ON COLUMN idempotency.audit.fence IS 'Number of the latest acquisition.';
 
 COMMENT ON COLUMN idempotency.audit.generation IS 'The fence that began this life of the key.';
+
+CREATE FUNCTION idempotency.find(key text) RETURNS SETOF idempotency.audit
+    LANGUAGE sql STABLE ROWS 10
+    AS $$
+WITH RECURSIVE scope AS (
+    (SELECT r.tenant, r.operation FROM idempotency.records AS r ORDER BY r.tenant, r.operation LIMIT 1)
+    UNION ALL
+    SELECT following.tenant, following.operation
+    FROM scope
+    CROSS JOIN LATERAL (
+        SELECT r.tenant, r.operation FROM idempotency.records AS r
+        WHERE (r.tenant, r.operation) > (scope.tenant, scope.operation)
+        ORDER BY r.tenant, r.operation LIMIT 1
+    ) AS following
+)
+SELECT found.*
+FROM scope
+CROSS JOIN LATERAL (
+    SELECT a.* FROM idempotency.audit AS a
+    WHERE a.tenant = scope.tenant AND a.operation = scope.operation AND a.key = find.key COLLATE "C"
+    LIMIT 1
+) AS found
+ORDER BY found.tenant, found.operation
+$$;
+
+COMMENT ON FUNCTION idempotency.find(key text) IS 'Every record with this key value, whoever''s it is and whatever it is for, as in the view idempotency.audit. Two index look-ups for each pair of tenant and operation, whatever the number of records.';
+
+CREATE FUNCTION idempotency.lock_id(tenant text, operation text, key text) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+SELECT ('x' || encode(substring(sha256(
+        int8send(octet_length(tenant)::bigint)    || convert_to(tenant, 'UTF8')
+     || int8send(octet_length(operation)::bigint) || convert_to(operation, 'UTF8')
+     || int8send(octet_length(key)::bigint)       || convert_to(key, 'UTF8')
+    ) FROM 1 FOR 8), 'hex'))::bit(64)::bigint
+$$;
+
+COMMENT ON FUNCTION idempotency.lock_id(tenant text, operation text, key text) IS 'Number of the advisory lock of a key (tenant, operation, key), the same as in the library. Held while somebody runs the key: see pg_locks.';
+
+CREATE FUNCTION idempotency.refuse(code text, message text) RETURNS text
+    LANGUAGE plpgsql STABLE
+    AS $$
+BEGIN
+    RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message;
+END
+$$;
+
+COMMENT ON FUNCTION idempotency.refuse(code text, message text) IS 'Raises an error with this SQLSTATE and message. For use inside an expression.';
+
+CREATE FUNCTION idempotency.schema_version() RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$ SELECT 2 $$;
+
+COMMENT ON FUNCTION idempotency.schema_version() IS 'Version of this schema: the number of its newest migration.';
+
+CREATE TABLE idempotency.attempts (
+    tenant idempotency.tenant_name NOT NULL,
+    operation idempotency.operation_name NOT NULL,
+    key idempotency.key_value NOT NULL,
+    id bigint NOT NULL,
+    event text NOT NULL COLLATE pg_catalog."C",
+    outcome text COLLATE pg_catalog."C",
+    generation bigint NOT NULL,
+    fence bigint NOT NULL,
+    attempt integer NOT NULL,
+    attempt_token idempotency.attempt_token,
+    executor text COLLATE pg_catalog."C",
+    trace_id text COLLATE pg_catalog."C",
+    started_at timestamp with time zone,
+    ended_at timestamp with time zone,
+    error_code text COLLATE pg_catalog."C",
+    error_message text COLLATE pg_catalog."C",
+    actor text COLLATE pg_catalog."C",
+    reason text COLLATE pg_catalog."C",
+    recorded_at timestamp with time zone DEFAULT statement_timestamp() NOT NULL,
+    CONSTRAINT attempts_event_check CHECK ((event = ANY (ARRAY['ACQUIRED'::text, 'TAKEOVER'::text, 'FAILED'::text, 'RESCUED'::text, 'LEASE_LOST'::text, 'OPERATOR'::text]))),
+    CONSTRAINT attempts_outcome_check CHECK ((outcome = ANY (ARRAY['PROCESSING'::text, 'SUCCESS'::text, 'FAILED'::text])))
+);
+
+COMMENT ON TABLE idempotency.attempts IS 'What happened to a key besides a plain success: append-only, in the order of id. A success in the transactional mode has no row here, its record says it all.';
+
+COMMENT ON COLUMN idempotency.attempts.tenant IS 'As in idempotency.records.';
+
+COMMENT ON COLUMN idempotency.attempts.operation IS 'As in idempotency.records.';
+
+COMMENT ON COLUMN idempotency.attempts.key IS 'As in idempotency.records.';
+
+COMMENT ON COLUMN idempotency.attempts.id IS 'Order of the rows of one key.';
+
+COMMENT ON COLUMN idempotency.attempts.event IS 'ACQUIRED, TAKEOVER: a leased attempt began. FAILED: a final failure. RESCUED: the compensator ended a stale attempt. LEASE_LOST: an owner found its lease gone. OPERATOR: a person changed the record.';
+
+COMMENT ON COLUMN idempotency.attempts.outcome IS 'State the event left the record in: PROCESSING, SUCCESS or FAILED. NULL: the event changed none.';
+
+COMMENT ON COLUMN idempotency.attempts.generation IS 'Generation of the record then.';
+
+COMMENT ON COLUMN idempotency.attempts.fence IS 'Fence of the attempt.';
+
+COMMENT ON COLUMN idempotency.attempts.attempt IS 'Number of the attempt in its generation, from 1.';
+
+COMMENT ON COLUMN idempotency.attempts.attempt_token IS '16 random bytes of the attempt.';
+
+COMMENT ON COLUMN idempotency.attempts.executor IS 'Who ran the attempt, host:pid:random.';
+
+COMMENT ON COLUMN idempotency.attempts.trace_id IS 'Trace of the attempt. NULL: not traced.';
+
+COMMENT ON COLUMN idempotency.attempts.started_at IS 'When the attempt began.';
+
+COMMENT ON COLUMN idempotency.attempts.ended_at IS 'When the attempt ended. NULL: it had not.';
+
+COMMENT ON COLUMN idempotency.attempts.error_code IS 'Code of the failure. NULL: none.';
+
+COMMENT ON COLUMN idempotency.attempts.error_message IS 'Text of the failure. NULL: none.';
+
+COMMENT ON COLUMN idempotency.attempts.actor IS 'Who caused the event: an executor, the compensator or a person.';
+
+COMMENT ON COLUMN idempotency.attempts.reason IS 'Why, in the actor''s words. NULL: not told.';
+
+COMMENT ON COLUMN idempotency.attempts.recorded_at IS 'When this row was written.';
+
+ALTER TABLE idempotency.attempts ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME idempotency.attempts_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+COMMENT ON SEQUENCE idempotency.attempts_id_seq IS 'Source of attempts.id.';
 
 CREATE VIEW idempotency.daily AS
  SELECT ((created_at AT TIME ZONE 'UTC'::text))::date AS day,

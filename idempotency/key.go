@@ -45,7 +45,7 @@ func (k Key) IsZero() bool { return k == Key{} }
 // String returns the operation and a short hash, for example "order.create#0f3c5a71be90d244", and never the value. The
 // hash is the lock id in hexadecimal, so that a log line leads to the record and to the lock:
 //
-//	WHERE lpad(to_hex(idempotency.lock_id(tenant, operation, key)), 16, '0') = '0f3c5a71be90d244'
+//	WHERE idempotency.lock_id(tenant, operation, key) = x'0f3c5a71be90d244'::bigint
 func (k Key) String() string {
 	if k.IsZero() {
 		return "(no key)"

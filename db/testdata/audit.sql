@@ -14,6 +14,8 @@ FROM (VALUES
     ('acme', 'order.create', 'k-1001', 2, '2026-03-08 09:15:00Z', '4.2 ms', NULL, '4bf92f3577b34da6a3ce929d0e0e4736',
         '{"order_id": 501, "total": "19.90"}'),
     ('acme', 'order.create', 'k-1002', 3, '2026-03-08 09:16:00Z', '1350 ms', NULL, NULL, '{"order_id": 502, "total": "250.00"}'),
+    ('acme', 'order.create', 'k-0800', 15, '2026-03-06 08:00:00Z', '5 ms', statement_timestamp() - interval '2 hours 30 minutes',
+        NULL, '{"order_id": 480, "total": "7.00"}'),
     ('acme', 'payment.refund', 'k-3001', 4, '2026-03-08 11:00:00Z', '8 ms',
         statement_timestamp() + interval '1 day 12 hours', NULL, '{"refund_id": 71}'),
     ('acme', 'payment.refund', 'k-3002', 5, '2026-03-08 11:05:00Z', '12 ms',

@@ -29,7 +29,7 @@ ALTER TABLE idempotency.records ADD COLUMN note text;
 -- +goose StatementBegin
 CREATE OR REPLACE FUNCTION idempotency.schema_version() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    AS $$ SELECT 2 $$;
+    AS $$ SELECT 3 $$;
 -- +goose StatementEnd
 -- +goose Down
 ALTER TABLE idempotency.records DROP COLUMN note;
@@ -67,8 +67,8 @@ func TestInstall_UpgradesFromEveryVersion(t *testing.T) {
 		var versions []int64
 		require.NoError(t, pool.QueryRow(t.Context(), `SELECT idempotency.schema_version(),
 			(SELECT array_agg(version_id ORDER BY id) FROM public.pgonce_goose_version WHERE is_applied)`).Scan(&version, &versions), name)
-		require.Equal(t, 2, version, name)
-		require.Equal(t, []int64{0, 1, 2}, versions, name)
+		require.Equal(t, 3, version, name)
+		require.Equal(t, []int64{0, 1, 2, 3}, versions, name)
 		require.NoError(t, db.Migrate(t.Context(), pool), name)
 	}
 }
