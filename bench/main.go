@@ -29,6 +29,8 @@ type settings struct {
 	json     bool
 	check    bool
 	profile  string
+	buffers  string
+	records  int // of the big tables
 }
 
 // errMissed ends a run with -check that missed a target.
@@ -55,9 +57,11 @@ func parse(args []string, out io.Writer) (settings, error) {
 	flags.StringVar(&levels, "c", "1,8,32", "numbers of concurrent callers")
 	flags.DurationVar(&s.duration, "duration", 3*time.Second, "measured time of every variant at every number of callers")
 	flags.IntVar(&s.rounds, "rounds", 5, "rounds the duration is divided into; results are medians over them")
-	flags.StringVar(&only, "only", "", "groups (fresh, replay, waiting) or variants to run, separated by commas (default all)")
+	flags.StringVar(&only, "only", "", "groups (fresh, replay, waiting, big) or variants to run, separated by commas (default all but big)")
 	flags.BoolVar(&s.json, "json", false, "write JSON instead of tables")
 	flags.BoolVar(&s.check, "check", false, "exit with 1 if a target is missed")
+	flags.StringVar(&s.buffers, "buffers", "256MB", "shared_buffers of the server")
+	flags.IntVar(&s.records, "records", 5_000_000, "records of the big tables, for -only big")
 	flags.StringVar(&s.profile, "profile", "", "write a CPU profile of this program (not of the server) to this `file`")
 	if err := flags.Parse(args); err != nil {
 		return s, err
@@ -71,6 +75,9 @@ func parse(args []string, out io.Writer) (settings, error) {
 	}
 	if only != "" {
 		s.only = strings.Split(only, ",")
+	}
+	if s.records < 2*smallRecords {
+		return s, fmt.Errorf("-records: must be at least %d", 2*smallRecords)
 	}
 	known := names()
 	for _, name := range s.only {
@@ -93,7 +100,7 @@ func names() []string {
 	for _, kind := range waitings {
 		all = append(all, kind.name) // the first one is called like its group
 	}
-	return all
+	return append(all, bigGroup)
 }
 
 // wants reports whether -only names one of these.
@@ -106,7 +113,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	if err != nil {
 		return err
 	}
-	w, err := newWorld(ctx, stderr)
+	w, err := newWorld(ctx, s.buffers, stderr)
 	if err != nil {
 		return err
 	}
@@ -136,6 +143,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 				return fmt.Errorf("%s: %w", kind.name, err)
 			}
 			r.Waiting = append(r.Waiting, result)
+		}
+	}
+	if slices.Contains(s.only, bigGroup) { // minutes and gigabytes: only who asks gets it
+		if err := r.measureBig(ctx, w, s, stderr); err != nil {
+			return fmt.Errorf("%s: %w", bigGroup, err)
 		}
 	}
 	r.Targets = targets(&r)

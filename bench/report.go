@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"text/tabwriter"
 )
 
@@ -11,7 +12,10 @@ type report struct {
 	Machine machine         `json:"machine"`
 	Cells   []cell          `json:"cells"`
 	Waiting []waitingResult `json:"waiting,omitempty"`
+	Big     *bigResult      `json:"big,omitempty"`
 	Targets []target        `json:"targets"`
+
+	groups []group // those of the big tables, which are made when they run
 }
 
 // meanings say what each variant is.
@@ -27,6 +31,18 @@ var meanings = map[string]string{
 	"replay-adaptive": "the same once it has learned: it looks up first, as with Retry",
 	"waiting":         "100 waiters on one order of 1.5 s, a pool of 10, 8 others placing orders: one process",
 	"waiting-apart":   "the same with a runner for every waiter, as in 100 processes, all on the one pool of 10",
+
+	"fresh-100k":        "a fresh order of one of 10,000 pairs of tenant and operation, UUIDv7 keys, 100,000 records",
+	"fresh-big":         "the same with the many records",
+	"fresh-big-keyed":   "the same with an index on the key alone",
+	"fresh-100k-random": "as fresh-100k with UUIDv4 keys, old and new",
+	"fresh-big-random":  "the same with the many records",
+	"retry-100k":        "replay of a record by chance, with Request.Retry",
+	"retry-big":         "the same of the many records",
+	"retry-big-recent":  "the same of the 90,000 youngest of them",
+	"replay-100k":       "replay of a record by chance, without Retry, before the runner learns",
+	"replay-big":        "the same of the many records",
+	"replay-big-recent": "the same of the 90,000 youngest of them",
 }
 
 func (r *report) print(out io.Writer) error {
@@ -38,7 +54,7 @@ func (r *report) print(out io.Writer) error {
 	}
 	m := r.Machine
 	text("PostgreSQL %s, %s, %s, %d CPUs, fsync of 8 KiB %.0f us", m.Postgres, m.Go, m.Platform, m.CPUs, m.SyncUS)
-	for _, g := range groups {
+	for _, g := range slices.Concat(groups, r.groups) {
 		first := true
 		for _, c := range r.Cells {
 			if c.Group != g.name {
@@ -70,13 +86,16 @@ func (r *report) print(out io.Writer) error {
 			line("%s\t%d of %d\t%.0f\t%.0f\t%.2f\t%.0f\t", w.Name, w.Replays, w.Waiters, w.With, w.Without, w.Others.Median, w.WaiterMS)
 		}
 	}
+	if r.Big != nil {
+		r.Big.print(text, line)
+	}
 	text("\ntargets (median of the rounds, smallest and largest round)")
 	for _, target := range r.Targets {
 		text("  %s", target)
 	}
 	text("\nvariants")
 	for _, name := range r.variants() {
-		text("  %-16s %s", name, meanings[name])
+		text("  %-17s %s", name, meanings[name])
 	}
 	return t.Flush()
 }

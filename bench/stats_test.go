@@ -72,3 +72,30 @@ func TestTargets_AreNotComparableWhereNaiveIsOutOfItsRange(t *testing.T) {
 	require.NotEmpty(t, got[0].Note)
 	require.False(t, got[0].missed())
 }
+
+func TestTargets_OfBigTables(t *testing.T) {
+	t.Parallel()
+	r := &report{
+		Cells: []cell{
+			{Group: "big-fresh", Variant: "fresh-100k", Callers: 1, ToBase: map[string]ratio{"fresh-100k": {Median: 1}}},
+			{Group: "big-fresh", Variant: "fresh-big", Callers: 1, ToBase: map[string]ratio{"fresh-100k": {Median: 0.95}}},
+			{Group: "big-fresh", Variant: "fresh-big-keyed", Callers: 1, ToBase: map[string]ratio{"fresh-100k": {Median: 0.5}}},
+			{Group: "big-retry", Variant: "retry-big", Callers: 1, ToBase: map[string]ratio{"retry-100k": {Median: 0.89}}},
+		},
+		Big: &bigResult{Questions: []answered{
+			{Title: "11. Whose is it?", Guide: auditGuide, FirstMS: 2000, AgainMS: 400},
+			{Title: "11. By an index", Guide: remedyGuide, FirstMS: 9000},
+		}},
+	}
+	got := targets(r)
+	require.Len(t, got, 3, "the index on the key is for information")
+	require.False(t, got[0].missed())
+	require.True(t, got[1].missed())
+	require.InDelta(t, 1.5, got[2].Got, 0)
+	require.False(t, got[2].missed())
+
+	r.Big.Questions[0].FirstMS = 3001
+	require.True(t, targets(r)[2].missed())
+	r.Big.Questions = nil
+	require.True(t, targets(r)[2].missed(), "never asked")
+}

@@ -38,11 +38,11 @@ type world struct {
 	machine machine
 }
 
-func newWorld(ctx context.Context, out io.Writer) (_ *world, err error) {
+func newWorld(ctx context.Context, buffers string, out io.Writer) (_ *world, err error) {
 	stack, err := devstack.Start(ctx, &devstack.Config{
 		// A checkpoint in the middle of somebody's slice would be charged to that variant.
 		Settings: map[string]string{
-			"max_wal_size": "8GB", "checkpoint_timeout": "30min", "shared_buffers": "256MB", "max_connections": "400",
+			"max_wal_size": "8GB", "checkpoint_timeout": "30min", "shared_buffers": buffers, "max_connections": "400",
 		},
 		Out: out,
 	})
@@ -84,7 +84,11 @@ func (w *world) script(ctx context.Context, sql string) error {
 
 // pool makes a pool of n connections, all of them open from the start.
 func (w *world) pool(ctx context.Context, n int, configure ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
-	cfg, err := pgxpool.ParseConfig(w.url)
+	return openPool(ctx, w.url, n, configure...)
+}
+
+func openPool(ctx context.Context, url string, n int, configure ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
+	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, err
 	}
@@ -123,14 +127,19 @@ type pools struct {
 	made      []*pgxpool.Pool
 }
 
-func (p *pools) plain(ctx context.Context) (*pgxpool.Pool, error) { return p.make(ctx) }
+func (p *pools) plain(ctx context.Context) (*pgxpool.Pool, error) { return p.make(ctx, p.world.url) }
 
 func (p *pools) ours(ctx context.Context) (*pgxpool.Pool, error) {
-	return p.make(ctx, txn.ConfigurePool)
+	return p.oursAt(ctx, p.world.url)
 }
 
-func (p *pools) make(ctx context.Context, configure ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
-	pool, err := p.world.pool(ctx, p.size, append(slices.Clone(p.configure), configure...)...)
+// oursAt is ours in another database.
+func (p *pools) oursAt(ctx context.Context, url string) (*pgxpool.Pool, error) {
+	return p.make(ctx, url, txn.ConfigurePool)
+}
+
+func (p *pools) make(ctx context.Context, url string, configure ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
+	pool, err := openPool(ctx, url, p.size, append(slices.Clone(p.configure), configure...)...)
 	if err == nil {
 		p.made = append(p.made, pool)
 	}

@@ -14,18 +14,22 @@ import (
 //go:embed fill.sql
 var fillSQL string
 
-// What Fill spreads its records over.
-const (
-	Tenants    = 1000
-	Operations = 10
-)
+// Tenants is the number of tenants of a Fill's records: acme, globex, tenant-002 and so on.
+const Tenants = 1000
+
+// Operations are what a Fill's records are for: each tenant has all of them.
+var Operations = []string{
+	"order.create", "order.cancel", "payment.capture", "payment.refund", "invoice.issue",
+	"shipment.book", "stock.reserve", "coupon.redeem", "account.open", "label.print",
+}
 
 // fillBatch is how many records one statement inserts.
 const fillBatch = 100_000
 
-// Fill is what to put into an empty schema idempotency.
+// Fill is what to put into a schema idempotency, empty or filled before.
 type Fill struct {
-	Records     int
+	From        int    // records that an earlier Fill left
+	Records     int    // to insert
 	RandomKeys  bool   // UUIDv4; else UUIDv7
 	Fingerprint []byte // of all records, 33 bytes
 	// Progress, if set, is told after each batch.
@@ -43,9 +47,10 @@ func (f Fill) Run(ctx context.Context, conn *pgx.Conn) (err error) {
 		_, enableErr := conn.Exec(ctx, fmt.Sprintf(trigger, "ENABLE"))
 		err = errors.Join(err, enableErr)
 	}()
-	for from := 1; from <= f.Records; from += fillBatch {
-		to := min(from+fillBatch-1, f.Records)
-		if _, err := conn.Exec(ctx, fillSQL, from, to, f.Records, f.RandomKeys, f.Fingerprint); err != nil {
+	all := f.From + f.Records
+	for from := f.From + 1; from <= all; from += fillBatch {
+		to := min(from+fillBatch-1, all)
+		if _, err := conn.Exec(ctx, fillSQL, from, to, all, f.RandomKeys, f.Fingerprint, Operations, Tenants); err != nil {
 			return fmt.Errorf("audittest: fill: %w", err)
 		}
 		if f.Progress != nil {
@@ -53,7 +58,7 @@ func (f Fill) Run(ctx context.Context, conn *pgx.Conn) (err error) {
 		}
 	}
 	// No fence is given twice.
-	if _, err := conn.Exec(ctx, `SELECT setval('idempotency.fence', $1)`, f.Records); err != nil {
+	if _, err := conn.Exec(ctx, `SELECT setval('idempotency.fence', greatest($1, (SELECT last_value FROM idempotency.fence)))`, all); err != nil {
 		return fmt.Errorf("audittest: fill: %w", err)
 	}
 	// VACUUM: a table of that age has been vacuumed, and an index-only scan needs it.

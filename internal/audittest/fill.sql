@@ -1,11 +1,10 @@
--- Records number $1 to $2 of $3, as a service with 1,000 tenants and 10 operations leaves them in 30 days, oldest first.
+-- Records number $1 to $2 of $3, as a service with $7 tenants and the operations $6 leaves them in 30 days, oldest first.
 -- What is rare is spread by numbers that have no divisor in common with 1,000, so that every tenant gets some of it.
 INSERT INTO idempotency.records (tenant, operation, key, state, fence, generation, attempt, created_at, acquired_at,
     completed_at, lease_expires_at, result_expires_at, expires_at, fingerprint, attempt_token, takeover, executor, client,
     trace_id, error_code, error_message, result_type, result)
-SELECT CASE n.i % 1000 WHEN 0 THEN 'acme' WHEN 1 THEN 'globex' ELSE 'tenant-' || lpad((n.i % 1000)::text, 3, '0') END,
-       (ARRAY ['order.create', 'order.cancel', 'payment.capture', 'payment.refund', 'invoice.issue', 'shipment.book',
-               'stock.reserve', 'coupon.redeem', 'account.open', 'label.print'])[1 + n.i / 1000 % 10],
+SELECT CASE n.i % $7::bigint WHEN 0 THEN 'acme' WHEN 1 THEN 'globex' ELSE 'tenant-' || lpad((n.i % $7)::text, 3, '0') END,
+       ($6::text[])[1 + n.i / $7 % cardinality($6)],
        CASE WHEN $4::boolean THEN id.random
             -- A UUIDv7 of the record's time.
             ELSE overlay(id.random PLACING substr(ms.hex, 1, 8) || '-' || substr(ms.hex, 9, 4) || '-7' FROM 1 FOR 15) END,

@@ -186,8 +186,12 @@ func postgresCommand(ctx context.Context, program, dir string, port int, setting
 
 // admin runs statements of ours outside any database we hand out, and returns the last one's rows as text.
 func (s *Stack) admin(ctx context.Context, sql string) ([][]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
+	// Unless the caller knows better: a copy of some gigabytes takes its time.
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+	}
 	conn, err := pgconn.Connect(ctx, s.adminURL)
 	if err != nil {
 		return nil, fmt.Errorf("devstack: connect: %w", err)
