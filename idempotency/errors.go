@@ -35,7 +35,7 @@ var (
 	ErrTransactionEnded = errors.New("idempotency: the function ended the transaction it was given")
 	// ErrWrongMode means that the key belongs to a leased record and was used in the transactional mode.
 	ErrWrongMode = errors.New("idempotency: key belongs to a leased operation, use the leased mode")
-	// ErrNested means that a function called its own runner again. Call the other operation's code directly, with the
+	// ErrNested means that a function called its own runner again, or used its own key again in its transaction. Call the other operation's code directly, with the
 	// transaction the function was given.
 	ErrNested = errors.New("idempotency: a running function called its own runner: call the other operation's code with the transaction it was given")
 	// ErrRestartOuter means that the caller's transaction is older than the record of this key (REPEATABLE READ or

@@ -147,7 +147,7 @@ func (s *Store) Rollback(ctx context.Context, conn *pgx.Conn) error {
 func (s *Store) RollbackOf(ctx context.Context, conn *pgx.Conn, a Acquisition) (same bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
-	results, err := conn.PgConn().Exec(ctx, "SELECT (extract(epoch FROM now()) * 1000000)::bigint; ROLLBACK").ReadAll()
+	results, err := conn.PgConn().Exec(ctx, "SELECT (extract(epoch FROM pg_catalog.now()) * 1000000)::bigint; ROLLBACK").ReadAll()
 	if err != nil {
 		return false, errors.Join(fmt.Errorf("idempotency: roll back: %w", err), conn.Close(ctx))
 	}

@@ -3,17 +3,17 @@
 
 -- name: RecordLock :one
 -- The first statement of a transaction of ours. It never waits: a busy key is answered at once, with no fence.
-SELECT CASE WHEN pg_try_advisory_xact_lock(@lock_id::bigint) THEN nextval('idempotency.fence') END::bigint AS fence,
+SELECT CASE WHEN pg_catalog.pg_try_advisory_xact_lock(@lock_id::bigint) THEN pg_catalog.nextval('idempotency.fence') END::bigint AS fence,
        -- The start of the transaction. Completion compares it, to see a function that ended the transaction by itself.
-       now()::timestamptz AS started,
+       pg_catalog.now()::timestamptz AS started,
        -- A function that hangs must not hold its key for ever. Settings are only made stricter.
-       CASE WHEN current_setting('idle_in_transaction_session_timeout')::interval NOT BETWEEN '1 ms' AND '60 s'
-            THEN set_config('idle_in_transaction_session_timeout', '60s', true) END AS idle_timeout;
+       CASE WHEN pg_catalog.current_setting('idle_in_transaction_session_timeout')::interval NOT BETWEEN '1 ms' AND '60 s'
+            THEN pg_catalog.set_config('idle_in_transaction_session_timeout', '60s', true) END AS idle_timeout;
 
 -- name: RecordLockTx :one
 -- The same in a transaction of the caller, who owns its settings.
-SELECT CASE WHEN pg_try_advisory_xact_lock(@lock_id::bigint) THEN nextval('idempotency.fence') END::bigint AS fence,
-       now()::timestamptz AS started;
+SELECT CASE WHEN pg_catalog.pg_try_advisory_xact_lock(@lock_id::bigint) THEN pg_catalog.nextval('idempotency.fence') END::bigint AS fence,
+       pg_catalog.now()::timestamptz AS started;
 
 -- name: RecordGet :one
 -- A statement of its own behind RecordLock: its snapshot must be younger than the lock.
@@ -21,10 +21,10 @@ SELECT state, fence, generation, attempt, retryable, fingerprint, attempt_token,
        created_at, acquired_at, completed_at, lease_expires_at, result_expires_at, expires_at,
        error_code, error_message, result_type,
        -- A result past its time counts as dropped, also before the purge has dropped it.
-       CASE WHEN result_expires_at <= statement_timestamp() THEN NULL ELSE result END::bytea AS result,
+       CASE WHEN result_expires_at <= pg_catalog.statement_timestamp() THEN NULL ELSE result END::bytea AS result,
        -- PROCESSING never expires, whatever its age.
-       (state <> 'PROCESSING' AND COALESCE(expires_at <= statement_timestamp(), false))::boolean AS expired,
-       (state = 'PROCESSING' AND COALESCE(lease_expires_at <= statement_timestamp(), false))::boolean AS timed_out
+       (state <> 'PROCESSING' AND COALESCE(expires_at <= pg_catalog.statement_timestamp(), false))::boolean AS expired,
+       (state = 'PROCESSING' AND COALESCE(lease_expires_at <= pg_catalog.statement_timestamp(), false))::boolean AS timed_out
 FROM idempotency.records
 WHERE tenant = @tenant AND operation = @operation AND key = @key;
 
@@ -48,18 +48,18 @@ INSERT INTO idempotency.records (
     error_code, error_message, result_type, result)
 VALUES (@tenant, @operation, @key,
        -- Another transaction than the one that acquired: the function has sent COMMIT or ROLLBACK itself.
-       CASE WHEN now() = @started::timestamptz THEN @state::text
+       CASE WHEN pg_catalog.now() = @started::timestamptz THEN @state::text
             ELSE idempotency.refuse('ZP001', 'the transaction that acquired the key has ended') END,
-       @fence::bigint, @fence::bigint, 1, @started::timestamptz, @started::timestamptz, statement_timestamp(),
-       statement_timestamp() + sqlc.narg('result_retention_us')::bigint * interval '1 microsecond',
-       statement_timestamp() + sqlc.narg('retention_us')::bigint * interval '1 microsecond',
+       @fence::bigint, @fence::bigint, 1, @started::timestamptz, @started::timestamptz, pg_catalog.statement_timestamp(),
+       pg_catalog.statement_timestamp() + sqlc.narg('result_retention_us')::bigint * interval '1 microsecond',
+       pg_catalog.statement_timestamp() + sqlc.narg('retention_us')::bigint * interval '1 microsecond',
        @fingerprint::bytea, @attempt_token::bytea, @executor::text, sqlc.narg('client')::text, sqlc.narg('trace_id')::text,
        sqlc.narg('error_code')::text, sqlc.narg('error_message')::text, sqlc.narg('result_type')::text, sqlc.narg('result')::bytea)
 RETURNING fence, completed_at,
           -- A commit that is acknowledged must be on disk, whatever the server or the function has set. In a transaction
           -- of the caller nothing is set.
-          CASE WHEN @durable::boolean AND current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
-               THEN set_config('synchronous_commit', 'on', true) END AS synchronous_commit;
+          CASE WHEN @durable::boolean AND pg_catalog.current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
+               THEN pg_catalog.set_config('synchronous_commit', 'on', true) END AS synchronous_commit;
 
 -- name: RecordReplace :one
 -- Completes a key over an EXPIRED or INIT record: a new generation. A statement of its own, since ON CONFLICT costs the
@@ -69,16 +69,16 @@ INSERT INTO idempotency.records AS r (
     result_expires_at, expires_at, fingerprint, attempt_token, executor, client, trace_id,
     error_code, error_message, result_type, result)
 VALUES (@tenant, @operation, @key,
-       CASE WHEN now() = @started::timestamptz THEN @state::text
+       CASE WHEN pg_catalog.now() = @started::timestamptz THEN @state::text
             ELSE idempotency.refuse('ZP001', 'the transaction that acquired the key has ended') END,
-       @fence::bigint, @fence::bigint, 1, @started::timestamptz, @started::timestamptz, statement_timestamp(),
-       statement_timestamp() + sqlc.narg('result_retention_us')::bigint * interval '1 microsecond',
-       statement_timestamp() + sqlc.narg('retention_us')::bigint * interval '1 microsecond',
+       @fence::bigint, @fence::bigint, 1, @started::timestamptz, @started::timestamptz, pg_catalog.statement_timestamp(),
+       pg_catalog.statement_timestamp() + sqlc.narg('result_retention_us')::bigint * interval '1 microsecond',
+       pg_catalog.statement_timestamp() + sqlc.narg('retention_us')::bigint * interval '1 microsecond',
        @fingerprint::bytea, @attempt_token::bytea, @executor::text, sqlc.narg('client')::text, sqlc.narg('trace_id')::text,
        sqlc.narg('error_code')::text, sqlc.narg('error_message')::text, sqlc.narg('result_type')::text, sqlc.narg('result')::bytea)
 ON CONFLICT (tenant, operation, key) DO UPDATE SET
     -- Raised here and not left to a WHERE clause: zero rows would commit business rows without a record.
-    state = CASE WHEN r.state = 'INIT' OR r.state <> 'PROCESSING' AND r.expires_at <= statement_timestamp()
+    state = CASE WHEN r.state = 'INIT' OR r.state <> 'PROCESSING' AND r.expires_at <= pg_catalog.statement_timestamp()
                  THEN EXCLUDED.state
                  ELSE idempotency.refuse('ZP002', 'another attempt has recorded an outcome of this key') END,
     -- A failover may have set the sequence back behind the old fence.
@@ -103,5 +103,5 @@ ON CONFLICT (tenant, operation, key) DO UPDATE SET
     result_type       = EXCLUDED.result_type,
     result            = EXCLUDED.result
 RETURNING fence, completed_at,
-          CASE WHEN @durable::boolean AND current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
-               THEN set_config('synchronous_commit', 'on', true) END AS synchronous_commit;
+          CASE WHEN @durable::boolean AND pg_catalog.current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
+               THEN pg_catalog.set_config('synchronous_commit', 'on', true) END AS synchronous_commit;

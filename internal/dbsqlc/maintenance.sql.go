@@ -10,11 +10,11 @@ import (
 )
 
 const ProveReplicated = `-- name: ProveReplicated :one
-SELECT CASE WHEN current_setting('synchronous_standby_names') <> ''
-            THEN pg_logical_emit_message(true, 'pgonce', '')::text END AS lsn,
+SELECT CASE WHEN pg_catalog.current_setting('synchronous_standby_names') <> ''
+            THEN pg_catalog.pg_logical_emit_message(true, 'pgonce', '')::text END AS lsn,
        -- With a weaker setting this commit would not wait either.
-       CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
-            THEN set_config('synchronous_commit', 'on', true) END AS synchronous_commit
+       CASE WHEN pg_catalog.current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
+            THEN pg_catalog.set_config('synchronous_commit', 'on', true) END AS synchronous_commit
 `
 
 type ProveReplicatedRow struct {
@@ -32,7 +32,7 @@ func (q *Queries) ProveReplicated(ctx context.Context) (ProveReplicatedRow, erro
 }
 
 const SchemaState = `-- name: SchemaState :one
-SELECT idempotency.schema_version() AS version, pg_is_in_recovery()::boolean AS in_recovery
+SELECT idempotency.schema_version() AS version, pg_catalog.pg_is_in_recovery()::boolean AS in_recovery
 `
 
 type SchemaStateRow struct {

@@ -15,10 +15,10 @@ SELECT state, fence, generation, attempt, retryable, fingerprint, attempt_token,
        created_at, acquired_at, completed_at, lease_expires_at, result_expires_at, expires_at,
        error_code, error_message, result_type,
        -- A result past its time counts as dropped, also before the purge has dropped it.
-       CASE WHEN result_expires_at <= statement_timestamp() THEN NULL ELSE result END::bytea AS result,
+       CASE WHEN result_expires_at <= pg_catalog.statement_timestamp() THEN NULL ELSE result END::bytea AS result,
        -- PROCESSING never expires, whatever its age.
-       (state <> 'PROCESSING' AND COALESCE(expires_at <= statement_timestamp(), false))::boolean AS expired,
-       (state = 'PROCESSING' AND COALESCE(lease_expires_at <= statement_timestamp(), false))::boolean AS timed_out
+       (state <> 'PROCESSING' AND COALESCE(expires_at <= pg_catalog.statement_timestamp(), false))::boolean AS expired,
+       (state = 'PROCESSING' AND COALESCE(lease_expires_at <= pg_catalog.statement_timestamp(), false))::boolean AS timed_out
 FROM idempotency.records
 WHERE tenant = $1 AND operation = $2 AND key = $3
 `
@@ -175,18 +175,18 @@ INSERT INTO idempotency.records (
     error_code, error_message, result_type, result)
 VALUES ($1, $2, $3,
        -- Another transaction than the one that acquired: the function has sent COMMIT or ROLLBACK itself.
-       CASE WHEN now() = $4::timestamptz THEN $5::text
+       CASE WHEN pg_catalog.now() = $4::timestamptz THEN $5::text
             ELSE idempotency.refuse('ZP001', 'the transaction that acquired the key has ended') END,
-       $6::bigint, $6::bigint, 1, $4::timestamptz, $4::timestamptz, statement_timestamp(),
-       statement_timestamp() + $7::bigint * interval '1 microsecond',
-       statement_timestamp() + $8::bigint * interval '1 microsecond',
+       $6::bigint, $6::bigint, 1, $4::timestamptz, $4::timestamptz, pg_catalog.statement_timestamp(),
+       pg_catalog.statement_timestamp() + $7::bigint * interval '1 microsecond',
+       pg_catalog.statement_timestamp() + $8::bigint * interval '1 microsecond',
        $9::bytea, $10::bytea, $11::text, $12::text, $13::text,
        $14::text, $15::text, $16::text, $17::bytea)
 RETURNING fence, completed_at,
           -- A commit that is acknowledged must be on disk, whatever the server or the function has set. In a transaction
           -- of the caller nothing is set.
-          CASE WHEN $18::boolean AND current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
-               THEN set_config('synchronous_commit', 'on', true) END AS synchronous_commit
+          CASE WHEN $18::boolean AND pg_catalog.current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
+               THEN pg_catalog.set_config('synchronous_commit', 'on', true) END AS synchronous_commit
 `
 
 type RecordInsertParams struct {
@@ -246,12 +246,12 @@ func (q *Queries) RecordInsert(ctx context.Context, arg RecordInsertParams) (Rec
 
 const RecordLock = `-- name: RecordLock :one
 
-SELECT CASE WHEN pg_try_advisory_xact_lock($1::bigint) THEN nextval('idempotency.fence') END::bigint AS fence,
+SELECT CASE WHEN pg_catalog.pg_try_advisory_xact_lock($1::bigint) THEN pg_catalog.nextval('idempotency.fence') END::bigint AS fence,
        -- The start of the transaction. Completion compares it, to see a function that ended the transaction by itself.
-       now()::timestamptz AS started,
+       pg_catalog.now()::timestamptz AS started,
        -- A function that hangs must not hold its key for ever. Settings are only made stricter.
-       CASE WHEN current_setting('idle_in_transaction_session_timeout')::interval NOT BETWEEN '1 ms' AND '60 s'
-            THEN set_config('idle_in_transaction_session_timeout', '60s', true) END AS idle_timeout
+       CASE WHEN pg_catalog.current_setting('idle_in_transaction_session_timeout')::interval NOT BETWEEN '1 ms' AND '60 s'
+            THEN pg_catalog.set_config('idle_in_transaction_session_timeout', '60s', true) END AS idle_timeout
 `
 
 type RecordLockRow struct {
@@ -271,8 +271,8 @@ func (q *Queries) RecordLock(ctx context.Context, lockID int64) (RecordLockRow, 
 }
 
 const RecordLockTx = `-- name: RecordLockTx :one
-SELECT CASE WHEN pg_try_advisory_xact_lock($1::bigint) THEN nextval('idempotency.fence') END::bigint AS fence,
-       now()::timestamptz AS started
+SELECT CASE WHEN pg_catalog.pg_try_advisory_xact_lock($1::bigint) THEN pg_catalog.nextval('idempotency.fence') END::bigint AS fence,
+       pg_catalog.now()::timestamptz AS started
 `
 
 type RecordLockTxRow struct {
@@ -294,16 +294,16 @@ INSERT INTO idempotency.records AS r (
     result_expires_at, expires_at, fingerprint, attempt_token, executor, client, trace_id,
     error_code, error_message, result_type, result)
 VALUES ($1, $2, $3,
-       CASE WHEN now() = $4::timestamptz THEN $5::text
+       CASE WHEN pg_catalog.now() = $4::timestamptz THEN $5::text
             ELSE idempotency.refuse('ZP001', 'the transaction that acquired the key has ended') END,
-       $6::bigint, $6::bigint, 1, $4::timestamptz, $4::timestamptz, statement_timestamp(),
-       statement_timestamp() + $7::bigint * interval '1 microsecond',
-       statement_timestamp() + $8::bigint * interval '1 microsecond',
+       $6::bigint, $6::bigint, 1, $4::timestamptz, $4::timestamptz, pg_catalog.statement_timestamp(),
+       pg_catalog.statement_timestamp() + $7::bigint * interval '1 microsecond',
+       pg_catalog.statement_timestamp() + $8::bigint * interval '1 microsecond',
        $9::bytea, $10::bytea, $11::text, $12::text, $13::text,
        $14::text, $15::text, $16::text, $17::bytea)
 ON CONFLICT (tenant, operation, key) DO UPDATE SET
     -- Raised here and not left to a WHERE clause: zero rows would commit business rows without a record.
-    state = CASE WHEN r.state = 'INIT' OR r.state <> 'PROCESSING' AND r.expires_at <= statement_timestamp()
+    state = CASE WHEN r.state = 'INIT' OR r.state <> 'PROCESSING' AND r.expires_at <= pg_catalog.statement_timestamp()
                  THEN EXCLUDED.state
                  ELSE idempotency.refuse('ZP002', 'another attempt has recorded an outcome of this key') END,
     -- A failover may have set the sequence back behind the old fence.
@@ -328,8 +328,8 @@ ON CONFLICT (tenant, operation, key) DO UPDATE SET
     result_type       = EXCLUDED.result_type,
     result            = EXCLUDED.result
 RETURNING fence, completed_at,
-          CASE WHEN $18::boolean AND current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
-               THEN set_config('synchronous_commit', 'on', true) END AS synchronous_commit
+          CASE WHEN $18::boolean AND pg_catalog.current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
+               THEN pg_catalog.set_config('synchronous_commit', 'on', true) END AS synchronous_commit
 `
 
 type RecordReplaceParams struct {
