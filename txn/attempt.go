@@ -58,7 +58,12 @@ func (a *attempt) run(ctx context.Context) step {
 	switch v := a.acquired.Verdict(c.req.Fingerprint, c.tokens...); v {
 	case idempotency.VerdictRun:
 	case idempotency.VerdictInProgress:
-		return step{kind: kindBusy}
+		if c.endedFence == 0 {
+			return step{kind: kindBusy}
+		}
+		// What this call has committed by itself is recorded without the lock: whoever has it must not commit a second time,
+		// and PREPARE TRANSACTION keeps it. The unique key decides.
+		a.acquired.Fence = c.endedFence
 	case idempotency.VerdictOwn:
 		// Read again by resolve, which also proves that it is replicated.
 		return step{kind: kindUnknown, err: idempotency.ErrOutcomeUnknown}
@@ -115,14 +120,14 @@ func (a *attempt) runFunction(ctx context.Context) (*idempotency.Completion, ste
 	defer tx.end()
 	a.running = true
 	failpoint.Hit(failpoint.FunctionBefore)
-	result, err := c.body(withRunning(ctx, c.runner, tx), tx)
+	result, err := c.body(withRunning(ctx, c, tx), tx)
 	failpoint.Hit(failpoint.FunctionAfter)
 	a.running = false
 	tx.end()
 
 	if conn.IsClosed() {
 		if a.guard.mayHaveCommitted.Load() {
-			return nil, c.transactionEnded(err)
+			return nil, a.transactionEnded(err)
 		}
 		return nil, a.connectionLost(ctx, err)
 	}
@@ -131,7 +136,7 @@ func (a *attempt) runFunction(ctx context.Context) (*idempotency.Completion, ste
 	}
 	switch conn.PgConn().TxStatus() {
 	case 'I':
-		return nil, c.transactionEnded(err)
+		return nil, a.transactionEnded(err)
 	case 'E':
 		return nil, a.aborted(err, result)
 	}
@@ -140,7 +145,7 @@ func (a *attempt) runFunction(ctx context.Context) (*idempotency.Completion, ste
 	}
 	same, rollbackErr := c.runner.store.RollbackOf(ctx, conn, a.acquired)
 	if rollbackErr == nil && !same || rollbackErr != nil && a.guard.mayHaveCommitted.Load() {
-		return nil, c.transactionEnded(err)
+		return nil, a.transactionEnded(err)
 	}
 	if idempotency.Restartable(err) {
 		return nil, restart(err)
@@ -154,7 +159,9 @@ func (a *attempt) runFunction(ctx context.Context) (*idempotency.Completion, ste
 
 // transactionEnded: part of what the function did may be committed. It is recorded as failed, so that a retry does not
 // run it again.
-func (c *call) transactionEnded(err error) step {
+func (a *attempt) transactionEnded(err error) step {
+	c := a.call
+	c.endedFence = a.acquired.Fence
 	c.final = &failure{code: CodeTransactionEnded, message: idempotency.ErrTransactionEnded.Error(), cause: err}
 	return step{kind: kindAgain, err: idempotency.ErrTransactionEnded}
 }
@@ -183,7 +190,7 @@ func (a *attempt) aborted(err error, result payload) step {
 	last := a.guard.lastError.Load()
 	switch {
 	case a.guard.mayHaveCommitted.Load():
-		return a.call.transactionEnded(err) // an aborted transaction cannot be asked whether it is still ours
+		return a.transactionEnded(err) // an aborted transaction cannot be asked whether it is still ours
 	case last != nil && idempotency.Restartable(last):
 		return restart(errors.Join(err, last))
 	case err == nil && last != nil:
@@ -224,7 +231,7 @@ func (a *attempt) commit(ctx context.Context, done *idempotency.Completion) step
 	case errors.Is(err, idempotency.ErrRecordExists):
 		return step{kind: kindAgain, err: err}
 	case errors.Is(err, idempotency.ErrTransactionEnded):
-		return c.transactionEnded(nil)
+		return a.transactionEnded(nil)
 	case idempotency.Restartable(err):
 		a.forgetStatements(ctx, err)
 		return restart(err)
@@ -281,7 +288,7 @@ func (a *attempt) release(ctx context.Context) {
 	a.pooled.Release()
 	if ended {
 		// A panic or Goexit behind the function's own COMMIT: recorded before it goes on, so that a retry does not run again.
-		a.call.transactionEnded(nil)
+		a.transactionEnded(nil)
 		_ = a.call.tries(context.WithoutCancel(ctx))
 	}
 }

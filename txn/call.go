@@ -27,6 +27,8 @@ type call struct {
 	restarts int
 	final    *failure // set: no more running, this failure is to be recorded
 
+	endedFence int64 // of the attempt whose function ended its transaction; 0: none did
+
 	waits   bool      // counted as a waiter
 	busy    stopwatch // since when the key is held by somebody else
 	ghost   bool      // a connection was lost: the holder may be this call's own past

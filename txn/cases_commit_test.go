@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgonce/pgonce/idempotency"
@@ -61,6 +62,25 @@ func TestCase_P05_SwallowedErrorIsNeverASuccess(t *testing.T) {
 		require.False(t, res.Replayed)
 		require.Equal(t, 1, s.orders(t, req.Key.Value()))
 	}
+	s.requireIdle(t)
+}
+
+// A server may answer COMMIT with ROLLBACK, and no error: the tag decides. Here the statement of that name rolls back.
+func TestCase_P05_CommitThatAnswersRollbackIsNoSuccess(t *testing.T) {
+	t.Parallel()
+	s := newShopWith(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	req := request(t, "k", "body")
+	_, err := txn.WithIdempotency(t.Context(), s.runner, req, func(ctx context.Context, tx pgx.Tx) (order, error) {
+		o, err := insertOrder(ctx, tx, "k")
+		require.NoError(t, err)
+		_, err = tx.Exec(ctx, `DEALLOCATE pgonce_commit`)
+		require.NoError(t, err)
+		_, err = tx.Prepare(ctx, "pgonce_commit", "ROLLBACK")
+		return o, err
+	})
+	require.ErrorIs(t, err, idempotency.ErrAborted)
+	require.ErrorContains(t, err, "COMMIT answered ROLLBACK")
+	s.requireNoRecord(t, req)
 	s.requireIdle(t)
 }
 

@@ -72,6 +72,8 @@ func (c *call) join(ctx context.Context, tx pgx.Tx) step {
 	}
 	record, err := c.runner.store.CompleteTx(ctx, tx, done)
 	switch {
+	case errors.Is(err, idempotency.ErrTransactionEnded):
+		return a.recordEnded(ctx, tx.Conn(), nil)
 	case errors.Is(err, idempotency.ErrRecordExists), idempotency.Restartable(err):
 		// We hold the lock and saw no record: it was committed after the caller's snapshot.
 		return restartOuter(err)
@@ -97,19 +99,28 @@ func (a *attempt) runJoined(ctx context.Context, tx pgx.Tx) (*idempotency.Comple
 	if _, err := tx.Exec(ctx, "SAVEPOINT "+savepoint); err != nil {
 		return nil, failed(fmt.Errorf("txn: begin savepoint: %w", err))
 	}
-	a.forgetErrors(tx)
-	inner := newHandedTx(tx.Conn())
+	conn := tx.Conn()
+	a.forgetErrors(conn)
+	inner := newHandedTx(conn)
 	released := false
 	// Also for a panic or Goexit: the caller may recover and go on with its transaction.
 	defer func() {
 		inner.end()
-		if !released {
+		switch {
+		case released:
+		case a.outerEnded(conn):
+			_ = a.recordEnded(ctx, conn, nil)
+		default:
 			_ = undo(ctx, tx)
 		}
 	}()
 	c.runs++
-	result, err := c.body(withRunning(ctx, c.runner, inner), inner)
+	result, err := c.body(withRunning(ctx, c, inner), inner)
 	inner.end()
+	if a.outerEnded(conn) {
+		released = true
+		return nil, a.recordEnded(ctx, conn, err)
+	}
 	if err == nil {
 		if _, err = tx.Exec(ctx, "RELEASE SAVEPOINT "+savepoint); err == nil {
 			released = true
@@ -142,10 +153,37 @@ func undo(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// forgetErrors and lastError use the guard where the caller's transaction is of a configured pool.
-func (a *attempt) forgetErrors(tx pgx.Tx) {
-	if a.guard, _ = guardOf(tx.Conn()); a.guard != nil {
+// forgetErrors, lastError and outerEnded use the guard where the caller's transaction is of a configured pool.
+func (a *attempt) forgetErrors(conn *pgx.Conn) {
+	if a.guard, _ = guardOf(conn); a.guard != nil {
 		a.guard.lastError.Store(nil)
+		a.guard.mayHaveCommitted.Store(false) // the caller's own BEGIN
+	}
+}
+
+// outerEnded reports whether the function has ended the caller's transaction by SQL of its own. On another pool a COMMIT
+// and BEGIN is only seen as a savepoint that is gone.
+func (a *attempt) outerEnded(conn *pgx.Conn) bool {
+	return a.guard != nil && a.guard.mayHaveCommitted.Load() || !conn.IsClosed() && conn.PgConn().TxStatus() == 'I'
+}
+
+// endedTimeout is short: the caller's connection may be the pool's only one.
+const endedTimeout = 5 * time.Second
+
+// recordEnded records in a transaction of its own that the function has ended the caller's. The caller's connection is
+// closed: what it sends next, believing itself in a transaction, would commit at once.
+func (a *attempt) recordEnded(ctx context.Context, conn *pgx.Conn, cause error) step {
+	_ = conn.Close(canceled) //nolint:contextcheck // ended on purpose, see there
+	ended := a.transactionEnded(cause)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endedTimeout)
+	defer cancel()
+	switch s := a.call.tries(ctx); {
+	case s.err != nil:
+		return step{kind: s.kind, err: fmt.Errorf("%w, and that could not be recorded: %w", ended.err, s.err)}
+	case !s.out.own: // somebody else's outcome got there first: no comfort to whoever lost its transaction
+		return failed(ended.err)
+	default:
+		return s
 	}
 }
 

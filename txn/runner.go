@@ -66,7 +66,7 @@ func (r *Runner) Check(ctx context.Context) error { return r.store.Check(ctx, r.
 
 // check refuses what needs no database to be refused, and once per runner a database we cannot work on.
 func (r *Runner) check(ctx context.Context, q idempotency.Querier, req idempotency.Request) (*operation, error) {
-	if err := nested(ctx, r); err != nil {
+	if err := nested(ctx, r, q, req.Key); err != nil {
 		return nil, err
 	}
 	if err := req.Validate(); err != nil {

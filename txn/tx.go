@@ -205,6 +205,7 @@ func (r closedResults) Tx() pgx.Tx                       { return nil }
 
 type running struct {
 	runner *Runner
+	key    idempotency.Key
 	tx     *handedTx
 	outer  *running // of another runner, around this one
 }
@@ -220,17 +221,20 @@ func FromContext(ctx context.Context) (pgx.Tx, bool) {
 	return r.tx, true
 }
 
-func withRunning(ctx context.Context, r *Runner, tx *handedTx) context.Context {
+func withRunning(ctx context.Context, c *call, tx *handedTx) context.Context {
 	outer, _ := ctx.Value(runningKey{}).(*running)
-	return context.WithValue(ctx, runningKey{}, &running{runner: r, tx: tx, outer: outer})
+	return context.WithValue(ctx, runningKey{}, &running{runner: c.runner, key: c.req.Key, tx: tx, outer: outer})
 }
 
 // nested reports a call from inside a function of the same runner: its key's transaction would wait for, or deadlock
-// with, the one it is called in.
-func nested(ctx context.Context, r *Runner) error {
+// with, the one it is called in. And one of another runner that uses the same key in the same transaction, given as q:
+// one of the two records would refuse the other.
+func nested(ctx context.Context, r *Runner, q idempotency.Querier, key idempotency.Key) error {
+	inside, _ := q.(*handedTx)
 	outer, _ := ctx.Value(runningKey{}).(*running)
 	for ; outer != nil; outer = outer.outer {
-		if outer.runner == r && !outer.tx.over() { // a context may outlive its function
+		same := outer.runner == r || inside != nil && inside.conn == outer.tx.conn && key == outer.key
+		if same && !outer.tx.over() { // a context may outlive its function
 			return idempotency.ErrNested
 		}
 	}

@@ -170,6 +170,41 @@ func TestWait_LeaderThatFailsLeavesTheKeyToItsFollowers(t *testing.T) {
 	require.Equal(t, 1, s.orders(t, "k"))
 }
 
+// Whoever waits for a call hears of its outcome when COMMIT has answered, and not before: it may say no.
+func TestWait_LeaderWhoseCommitIsRefusedSharesNothing(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	s.exec(t, `ALTER TABLE orders ADD CONSTRAINT one_note UNIQUE (note) DEFERRABLE INITIALLY DEFERRED`)
+	s.exec(t, `INSERT INTO orders (key, note) VALUES ('old', 'same')`)
+	req := request(t, "k", "body")
+	entered, goOn := make(chan struct{}), make(chan struct{})
+	leader := make(chan error, 1)
+	go func() {
+		_, err := txn.WithIdempotency(t.Context(), s.runner, req, func(ctx context.Context, tx pgx.Tx) (order, error) {
+			close(entered)
+			<-goOn
+			_, err := tx.Exec(ctx, `INSERT INTO orders (key, note) VALUES ('k', 'same')`)
+			return order{Key: "never"}, err
+		})
+		leader <- err
+	}()
+	<-entered
+	follows := make(chan struct{})
+	follower := make(chan answer, 1)
+	go func() {
+		res, err := s.place(noticed{t.Context(), sync.OnceFunc(func() { close(follows) })}, req)
+		follower <- answer{res, err}
+	}()
+	<-follows
+	close(goOn)
+	require.ErrorContains(t, <-leader, "one_note")
+	a := <-follower
+	require.NoError(t, a.err)
+	require.False(t, a.Replayed, "there was nothing to share: it placed the order itself")
+	require.Equal(t, "k", a.Value.Key)
+	require.Equal(t, 1, s.orders(t, "k"))
+}
+
 func TestWait_FollowerWithAnotherPayloadIsMismatch(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)

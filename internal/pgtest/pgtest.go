@@ -46,9 +46,11 @@ var (
 
 	server = sync.OnceValues(func() (*devstack.Stack, error) {
 		stack, err := devstack.Start(context.Background(), &devstack.Config{
-			// A crash of the machine may cost the data: it is a test's.
-			Settings: map[string]string{"fsync": "off"},
-			Out:      os.Stderr,
+			Settings: map[string]string{
+				"fsync":                     "off", // a crash of the machine may cost the data: it is a test's
+				"max_prepared_transactions": "20",  // for functions that prepare theirs
+			},
+			Out: os.Stderr,
 		})
 		if err != nil {
 			return nil, err
