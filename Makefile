@@ -50,6 +50,10 @@ test-docker: ## the Docker provider, on a real engine (PGONCE_POSTGRES_IMAGE, PG
 faults: ## lost COMMITs, killed processes and servers, failovers, at full size (about 12 minutes), with their counts
 	PGONCE_FAULTS=full go test -tags failpoints -timeout 15m -v ./internal/faultsuite | grep -E 'faults:|^(---|FAIL|ok)'
 
+.PHONY: matrix
+matrix: ## run the suites again behind PgBouncer, in other modes, pools, levels, zones and clocks (about 6 minutes)
+	go run ./internal/matrix $(ARGS)
+
 .PHONY: fuzz
 fuzz: ## run every fuzz target of the main module for FUZZTIME (60s)
 	@files=$$(GOWORK=off go list -f '{{$$d := .Dir}}{{range .TestGoFiles}}{{$$d}}/{{.}} {{end}}{{range .XTestGoFiles}}{{$$d}}/{{.}} {{end}}' ./...); \
@@ -91,6 +95,9 @@ verify: bin/sqlc bin/golangci-lint ## fail on stale generated files, untidy modu
 	@echo "session locks"; \
 	if grep -rnE '$(session_lock)' --include='*.go' --include='*.sql' --exclude='*_test.go' .; then \
 		echo "these locks outlive the transaction and do not work through a pooler: use pg_advisory_xact_lock"; exit 1; fi
+	@echo "clock"; \
+	if grep -rnE 'time\.(Now|Since|Until)\>' --include='*.go' --exclude='*_test.go' idempotency txn | grep -v '^txn/clock.go:'; then \
+		echo "ownership and expiry are by PostgreSQL's clock; a duration of this process is measured in txn/clock.go"; exit 1; fi
 
 .PHONY: tools
 tools: bin/golangci-lint bin/gofumpt bin/sqlc bin/goose ## build the pinned tools into bin/ (minutes, once)

@@ -120,6 +120,8 @@ func inspect(ctx context.Context, pool *pgxpool.Pool) (server, error) {
 	err = conn.QueryRow(ctx, `
 		SELECT pg_is_in_recovery(), pg_backend_pid()::bigint, current_setting('server_encoding'),
 		       current_setting('server_version_num')::integer, to_regprocedure('idempotency.schema_version()') IS NOT NULL`,
+		// Not prepared by name: behind a pooler another client may have that name, and the error would not say why.
+		pgx.QueryExecModeExec,
 	).Scan(&s.inRecovery, &backend, &s.encoding, &s.version, &hasSchema)
 	if err != nil {
 		return server{}, fmt.Errorf("inspect server: %w", err)

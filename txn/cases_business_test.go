@@ -132,7 +132,7 @@ func TestCase_S12_EveryOddExitRollsBackAndFreesTheKey(t *testing.T) {
 			return err
 		}},
 		{name: "cancelled in a statement", err: gone, exit: func(ctx context.Context, tx pgx.Tx, cancel context.CancelCauseFunc) error {
-			sleeping := tx.Conn().PgConn().PID()
+			sleeping := backend(ctx, t, tx)
 			go func() {
 				for !sleeps(ctx, sleeping) {
 					runtime.Gosched()
@@ -182,8 +182,8 @@ type poolKey struct{}
 // sleeps reports whether the backend is inside pg_sleep.
 func sleeps(ctx context.Context, pid uint32) (yes bool) {
 	s, _ := ctx.Value(poolKey{}).(*shop)
-	err := s.pool.QueryRow(context.WithoutCancel(ctx),
-		`SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = $1`, int32(pid)).Scan(&yes) //nolint:gosec // process ids are small
+	err := s.direct.QueryRow(context.WithoutCancel(ctx),
+		`SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = $1`, pid).Scan(&yes)
 	return err == nil && yes
 }
 
@@ -234,11 +234,11 @@ func TestCase_B03_NewKeyForTheSameBusinessMeetsTheBusinessKey(t *testing.T) {
 	require.NotErrorIs(t, lost, idempotency.ErrInProgress)
 	require.NotErrorIs(t, lost, idempotency.ErrFailed)
 	var orders, records int
-	require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM orders),
+	require.NoError(t, s.direct.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM orders),
 		(SELECT count(*) FROM idempotency.records r JOIN orders o USING (key) WHERE r.state = 'SUCCESS')`).Scan(&orders, &records))
 	require.Equal(t, 1, orders)
 	require.Equal(t, 1, records)
-	require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT count(*) FROM idempotency.records`).Scan(&records))
+	require.NoError(t, s.direct.QueryRow(t.Context(), `SELECT count(*) FROM idempotency.records`).Scan(&records))
 	require.Equal(t, 1, records, "the loser's record is rolled back")
 }
 

@@ -97,7 +97,7 @@ func hiding(t *testing.T, s *shop, key string, hide func(ctx context.Context, tx
 		}
 		if runs == 1 {
 			// Somebody else, after our snapshot.
-			if _, err := s.pool.Exec(ctx, `UPDATE stock SET n = n - 1 WHERE item = $1`, key); err != nil {
+			if _, err := s.direct.Exec(ctx, `UPDATE stock SET n = n - 1 WHERE item = $1`, key); err != nil {
 				return order{}, err
 			}
 		}
@@ -115,7 +115,7 @@ func hiding(t *testing.T, s *shop, key string, hide func(ctx context.Context, tx
 	require.Equal(t, 2, runs)
 	require.Equal(t, 1, s.orders(t, key))
 	var n int
-	require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT n FROM stock WHERE item = $1`, key).Scan(&n))
+	require.NoError(t, s.direct.QueryRow(t.Context(), `SELECT n FROM stock WHERE item = $1`, key).Scan(&n))
 	require.Equal(t, 8, n, "nothing of the failed run is left")
 }
 
@@ -190,7 +190,7 @@ func TestCase_P02_FailureAtCommitIsRetried(t *testing.T) {
 	require.False(t, annLeft)
 	require.Equal(t, 2, runs)
 	var n int
-	require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT count(*) FROM doctors WHERE on_call`).Scan(&n))
+	require.NoError(t, s.direct.QueryRow(t.Context(), `SELECT count(*) FROM doctors WHERE on_call`).Scan(&n))
 	require.Equal(t, 1, n)
 }
 

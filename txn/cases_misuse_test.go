@@ -155,7 +155,7 @@ func TestCase_D8_FunctionCannotMakeItsCommitLessDurable(t *testing.T) {
 				})
 				require.NoError(t, err)
 			}
-			rows, err := s.pool.Query(t.Context(), `SELECT synchronous_commit FROM commits`)
+			rows, err := s.direct.Query(t.Context(), `SELECT synchronous_commit FROM commits`)
 			require.NoError(t, err)
 			seen, err := pgx.CollectRows(rows, pgx.RowTo[string])
 			require.NoError(t, err)

@@ -124,7 +124,7 @@ func (s *shop) requireOnce(t testing.TB, keys, answers int) {
 		"fences":                   {`SELECT count(DISTINCT fence) FROM idempotency.records`, keys},
 	} {
 		var n int
-		require.NoError(t, s.pool.QueryRow(t.Context(), c.sql).Scan(&n))
+		require.NoError(t, s.direct.QueryRow(t.Context(), c.sql).Scan(&n))
 		require.Equal(t, c.want, n, name)
 	}
 }
@@ -191,7 +191,7 @@ func TestOneEffectPerKey_ManyProcesses(t *testing.T) {
 	}
 	s.requireOnce(t, keys, keys*tries)
 	var busiest int
-	require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT count(DISTINCT who) FROM answers WHERE NOT replayed`).Scan(&busiest))
+	require.NoError(t, s.direct.QueryRow(t.Context(), `SELECT count(DISTINCT who) FROM answers WHERE NOT replayed`).Scan(&busiest))
 	require.Greater(t, busiest, 1, "one process did all the work: the others came too late to race")
 	t.Logf("%d calls of %d keys in %v", keys*tries, keys, time.Since(began).Round(time.Millisecond))
 }

@@ -21,7 +21,7 @@ import (
 
 func (s *shop) exec(t testing.TB, sql string, args ...any) {
 	t.Helper()
-	_, err := s.pool.Exec(t.Context(), sql, args...)
+	_, err := s.direct.Exec(t.Context(), sql, args...)
 	require.NoError(t, err)
 }
 
@@ -121,7 +121,7 @@ func raceLoops(t *testing.T, iso pgx.TxIsoLevel, loops int) {
 		require.NoError(t, err)
 	}
 	var orders, keys, records int
-	require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT count(*), count(DISTINCT key),
+	require.NoError(t, s.direct.QueryRow(t.Context(), `SELECT count(*), count(DISTINCT key),
 		(SELECT count(*) FROM idempotency.records WHERE state = 'SUCCESS') FROM orders`).Scan(&orders, &keys, &records))
 	require.Equal(t, loops, orders)
 	require.Equal(t, loops, keys)
@@ -228,7 +228,7 @@ func TestCase_P07_RecordOfAnotherWriterIsReplayed(t *testing.T) {
 func (s *shop) plantSuccess(ctx context.Context, t testing.TB, req idempotency.Request, result string) {
 	t.Helper()
 	token := idempotency.NewAttemptToken()
-	_, err := s.pool.Exec(ctx, `INSERT INTO idempotency.records (tenant, operation, key, state, fence, generation, attempt, created_at, acquired_at,
+	_, err := s.direct.Exec(ctx, `INSERT INTO idempotency.records (tenant, operation, key, state, fence, generation, attempt, created_at, acquired_at,
 			completed_at, expires_at, fingerprint, attempt_token, executor, result_type, result)
 		SELECT $1, $2, $3, 'SUCCESS', f, f, 1, now(), now(), now(), now() + interval '1 day', $4, $5, 'sql', 'json/1', $6
 		FROM nextval('idempotency.fence') AS f`,
@@ -266,7 +266,7 @@ func TestCase_P08_LosingARaceIsATypedAnswer(t *testing.T) {
 		require.Equal(t, 1, fresh)
 	}
 	var n int
-	require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT count(*) FROM orders`).Scan(&n))
+	require.NoError(t, s.direct.QueryRow(t.Context(), `SELECT count(*) FROM orders`).Scan(&n))
 	require.Equal(t, keys, n)
 }
 
@@ -274,6 +274,7 @@ func TestCase_P10_DeadlockOfTwoFunctionsIsRetried(t *testing.T) {
 	t.Parallel()
 	var restarts atomic.Int64
 	s := newShopWith(t, func(c *pgxpool.Config) {
+		atLeastConns(2)(c)
 		c.ConnConfig.RuntimeParams["deadlock_timeout"] = "20ms"
 	}, func(c *txn.Config) {
 		c.OnEvent = func(_ context.Context, e idempotency.Event) {
@@ -311,7 +312,7 @@ func TestCase_P10_DeadlockOfTwoFunctionsIsRetried(t *testing.T) {
 	require.Positive(t, restarts.Load(), "there was a deadlock")
 	require.Equal(t, 2, s.orders(t, "transfer"))
 	var a, b int
-	require.NoError(t, s.pool.QueryRow(t.Context(),
+	require.NoError(t, s.direct.QueryRow(t.Context(),
 		`SELECT min(balance), max(balance) FROM accounts`).Scan(&a, &b))
 	require.Equal(t, []int{100, 100}, []int{a, b})
 }

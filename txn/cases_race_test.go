@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/internal/pgtest"
 	"github.com/pgonce/pgonce/txn"
 )
 
@@ -22,12 +23,15 @@ func (s *shop) replica(t testing.TB, config ...func(*txn.Config)) *shop {
 	pool, err := pgxpool.NewWithConfig(t.Context(), s.pool.Config())
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	return &shop{pool: pool, runner: newRunner(t, pool, config...)}
+	return &shop{pool: pool, runner: newRunner(t, pool, config...), direct: s.direct}
 }
 
 func newRunner(t testing.TB, pool *pgxpool.Pool, config ...func(*txn.Config)) *txn.Runner {
 	t.Helper()
-	cfg := &txn.Config{Operations: []idempotency.Operation{create}}
+	cfg := &txn.Config{Operations: []idempotency.Operation{create}, Isolation: pgtest.Env().Isolation}
+	if cfg.Isolation == pgx.Serializable {
+		cfg.MaxRetries = 100 // as Config.Isolation advises
+	}
 	for _, f := range config {
 		f(cfg)
 	}
@@ -96,7 +100,7 @@ func (h *held) letGo() answer {
 // holdLock takes the key's advisory lock in a session of its own, as another key with the same lock id would.
 func (s *shop) holdLock(t testing.TB, key idempotency.Key) (release func()) {
 	t.Helper()
-	conn, err := pgx.ConnectConfig(t.Context(), s.pool.Config().ConnConfig)
+	conn, err := pgx.ConnectConfig(t.Context(), s.direct.Config().ConnConfig)
 	require.NoError(t, err)
 	hangUp := sync.OnceFunc(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
 	t.Cleanup(hangUp)
@@ -119,7 +123,7 @@ func (s *shop) requireIdle(t testing.TB) {
 	ctx := context.WithoutCancel(t.Context()) // also called from a Cleanup
 	require.Eventually(t, func() bool {
 		var n int
-		err := s.pool.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity
+		err := s.direct.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity
 			WHERE datname = current_database() AND pid <> pg_backend_pid() AND state LIKE 'idle in transaction%'`).Scan(&n)
 		return err == nil && n == 0
 	}, 5*time.Second, 5*time.Millisecond, "sessions left in a transaction")
@@ -275,7 +279,7 @@ func TestCase_R11_RollbackLeavesNothingBehind(t *testing.T) {
 	})
 	require.ErrorIs(t, err, boom)
 	var records, attempts, locks int
-	require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT
+	require.NoError(t, s.direct.QueryRow(t.Context(), `SELECT
 		(SELECT count(*) FROM idempotency.records), (SELECT count(*) FROM idempotency.attempts),
 		(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'
 			AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))`).Scan(&records, &attempts, &locks))
@@ -300,8 +304,8 @@ func TestCase_R12_LockLivesInTheTransactionThatWritesTheRecord(t *testing.T) {
 		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
 	res, err := txn.WithIdempotency(t.Context(), s.runner, req, func(ctx context.Context, tx pgx.Tx) (order, error) {
 		var pids []uint32
-		require.NoError(t, other.pool.QueryRow(ctx, holders, req.Key.LockID()).Scan(&pids))
-		require.Equal(t, []uint32{tx.Conn().PgConn().PID()}, pids)
+		require.NoError(t, other.direct.QueryRow(ctx, holders, req.Key.LockID()).Scan(&pids))
+		require.Equal(t, []uint32{backend(ctx, t, tx)}, pids)
 		// Acquired, nothing written yet: the very moment when a check in a transaction of its own would let both go.
 		_, err := other.place(ctx, req)
 		require.ErrorIs(t, err, idempotency.ErrInProgress)
@@ -309,7 +313,7 @@ func TestCase_R12_LockLivesInTheTransactionThatWritesTheRecord(t *testing.T) {
 	})
 	require.NoError(t, err)
 	var pids []uint32
-	require.NoError(t, s.pool.QueryRow(t.Context(), holders, req.Key.LockID()).Scan(&pids))
+	require.NoError(t, s.direct.QueryRow(t.Context(), holders, req.Key.LockID()).Scan(&pids))
 	require.Empty(t, pids, "it ends with the transaction")
 	again, err := other.place(t.Context(), req)
 	require.NoError(t, err)

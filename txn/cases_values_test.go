@@ -86,7 +86,7 @@ func TestCase_P14_AnyStringIsStoredAsJSON(t *testing.T) {
 		require.Equal(t, 1, s.orders(t, name))
 	}
 	var n int
-	require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT count(result) FROM idempotency.audit WHERE result IS NOT NULL`).Scan(&n))
+	require.NoError(t, s.direct.QueryRow(t.Context(), `SELECT count(result) FROM idempotency.audit WHERE result IS NOT NULL`).Scan(&n))
 	require.Equal(t, len(hostile), n, "people can look at them all")
 }
 
@@ -240,14 +240,14 @@ func TestCase_P17_TimeZonesDecideNothing(t *testing.T) {
 		var have string
 		require.NoError(t, pool.QueryRow(t.Context(), `SHOW timezone`).Scan(&have))
 		require.Equal(t, zone, have)
-		shops[zone] = &shop{pool: pool, runner: newRunner(t, pool)}
+		shops[zone] = &shop{pool: pool, runner: newRunner(t, pool), direct: utc.direct}
 	}
 	for writer, w := range shops {
 		req := request(t, writer, "body")
 		first, err := w.place(t.Context(), req)
 		require.NoError(t, err)
 		var age float64
-		require.NoError(t, utc.pool.QueryRow(t.Context(), `SELECT extract(epoch FROM statement_timestamp() - created_at)::float8
+		require.NoError(t, utc.direct.QueryRow(t.Context(), `SELECT extract(epoch FROM statement_timestamp() - created_at)::float8
 			FROM idempotency.records WHERE key = $1`, writer).Scan(&age))
 		require.InDelta(t, 0, age, 60)
 		require.Equal(t, idempotency.DefaultRetention, first.Record.ExpiresAt.Sub(first.Record.CompletedAt))
@@ -277,7 +277,7 @@ func TestCase_P17_TimeZonesDecideNothing(t *testing.T) {
 // expire moves the end of a record's retention to a moment from now.
 func (s *shop) expire(t testing.TB, req idempotency.Request, in string) {
 	t.Helper()
-	tag, err := s.pool.Exec(t.Context(), `UPDATE idempotency.records SET expires_at = statement_timestamp() + $4::interval
+	tag, err := s.direct.Exec(t.Context(), `UPDATE idempotency.records SET expires_at = statement_timestamp() + $4::interval
 		WHERE tenant = $1 AND operation = $2 AND key = $3`, req.Key.Tenant(), req.Key.Operation(), req.Key.Value(), in)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, tag.RowsAffected())

@@ -106,7 +106,7 @@ func TestResult_DroppedEarlyIsATombstone(t *testing.T) {
 	require.Equal(t, time.Hour, res.Record.ResultExpiresAt.Sub(res.Record.CompletedAt))
 	// By time, before the purge has dropped it; and dropped.
 	for _, change := range []string{`result_expires_at = statement_timestamp()`, `result = NULL`} {
-		_, err := s.pool.Exec(t.Context(), `UPDATE idempotency.records SET `+change)
+		_, err := s.direct.Exec(t.Context(), `UPDATE idempotency.records SET `+change)
 		require.NoError(t, err)
 		for _, retry := range []bool{false, true} {
 			req.Retry = retry

@@ -187,7 +187,7 @@ func TestCall_EveryQueryModeAndIsolationLevel(t *testing.T) {
 				again, err := s.place(t.Context(), req)
 				require.NoError(t, err)
 				require.Equal(t, first.Record, again.Record)
-				_, err = s.pool.Exec(t.Context(), `UPDATE idempotency.records SET expires_at = statement_timestamp()`)
+				_, err = s.direct.Exec(t.Context(), `UPDATE idempotency.records SET expires_at = statement_timestamp()`)
 				require.NoError(t, err)
 				replaced, err := s.place(t.Context(), req)
 				require.NoError(t, err)

@@ -297,7 +297,11 @@ func TestFinding_F33_FunctionMayDeallocateEveryStatement(t *testing.T) {
 			return o, errors.Join(err, tx.Conn().DeallocateAll(ctx))
 		})
 		require.NoError(t, err)
-		require.Equal(t, 2, runs, "the second one is completed without named statements")
+		if s.named() {
+			require.Equal(t, 2, runs, "the second one is completed without named statements")
+		} else {
+			require.Equal(t, 1, runs, "there are none to lose")
+		}
 		require.Equal(t, 1, s.orders(t, key))
 	}
 }

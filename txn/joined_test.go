@@ -28,7 +28,7 @@ func (s *shop) begin(t *testing.T, options pgx.TxOptions) pgx.Tx {
 
 func TestJoined_CommitsWithTheCaller(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
+	s := newShopWith(t, atLeastConns(2)) // AfterCommit while the transaction is open
 	tx := s.begin(t, pgx.TxOptions{})
 	joined, err := s.join(t.Context(), tx, request(t, "k", "body"))
 	require.NoError(t, err)
@@ -115,7 +115,7 @@ func TestJoined_FinalLastsIfTheCallerCommits(t *testing.T) {
 func TestJoined_NeverWaits(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
-	release := s.held(t, request(t, "k", "body"))
+	release := s.replica(t).held(t, request(t, "k", "body"))
 	tx := s.begin(t, pgx.TxOptions{})
 	_, err := s.join(t.Context(), tx, request(t, "k", "body"))
 	require.ErrorIs(t, err, idempotency.ErrInProgress)
@@ -135,7 +135,7 @@ func TestJoined_OlderSnapshotMustRestart(t *testing.T) {
 			tx := s.begin(t, pgx.TxOptions{IsoLevel: level})
 			_, err := tx.Exec(t.Context(), `SELECT count(*) FROM orders`) // takes the snapshot
 			require.NoError(t, err)
-			_, err = s.place(t.Context(), request(t, "k", "body"))
+			_, err = s.replica(t).place(t.Context(), request(t, "k", "body"))
 			require.NoError(t, err)
 			_, err = s.join(t.Context(), tx, request(t, "k", "body"))
 			require.ErrorIs(t, err, idempotency.ErrRestartOuter)

@@ -19,8 +19,9 @@ var create = idempotency.Operation{Name: "order.create"}
 
 // shop is a database with an orders table and a runner on it.
 type shop struct {
-	pool   *pgxpool.Pool
+	pool   *pgxpool.Pool // the service's, as the environment of this run has it (pgtest.Env)
 	runner *txn.Runner
+	direct *pgxpool.Pool // the test's own look at the database, past any pooler
 }
 
 // newShop makes one; config may change the runner's configuration.
@@ -31,20 +32,25 @@ func newShop(t testing.TB, config ...func(*txn.Config)) *shop {
 
 func newShopWith(t testing.TB, configurePool func(*pgxpool.Config), config ...func(*txn.Config)) *shop {
 	t.Helper()
-	pool := pgtest.Pool(t, func(c *pgxpool.Config) {
+	direct := pgtest.Pool(t)
+	pool := pgtest.Service(t, direct, func(c *pgxpool.Config) {
 		configurePool(c)
 		txn.ConfigurePool(c)
 	})
 	// No unique key but its own: only the library stands between a duplicate and a second row.
-	_, err := pool.Exec(t.Context(), `CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, key text NOT NULL, note text)`)
+	_, err := direct.Exec(t.Context(), `CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, key text NOT NULL, note text)`)
 	require.NoError(t, err)
-	cfg := &txn.Config{Operations: []idempotency.Operation{create}}
-	for _, f := range config {
-		f(cfg)
-	}
-	runner, err := txn.New(pool, cfg)
-	require.NoError(t, err)
-	return &shop{pool: pool, runner: runner}
+	return &shop{pool: pool, runner: newRunner(t, pool, config...), direct: direct}
+}
+
+// atLeastConns is the choice of a test that itself holds so many connections of the pool at once.
+func atLeastConns(n int32) func(*pgxpool.Config) {
+	return func(c *pgxpool.Config) { c.MaxConns = max(c.MaxConns, n) }
+}
+
+// named reports whether our statements are prepared by name.
+func (s *shop) named() bool {
+	return s.pool.Config().ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement
 }
 
 // request is a request of key whose payload is body.
@@ -75,14 +81,14 @@ func (s *shop) place(ctx context.Context, req idempotency.Request) (txn.Result[o
 
 func (s *shop) orders(t testing.TB, key string) (n int) {
 	t.Helper()
-	require.NoError(t, s.pool.QueryRow(context.WithoutCancel(t.Context()), `SELECT count(*) FROM orders WHERE key = $1`, key).Scan(&n))
+	require.NoError(t, s.direct.QueryRow(context.WithoutCancel(t.Context()), `SELECT count(*) FROM orders WHERE key = $1`, key).Scan(&n))
 	return n
 }
 
 // record reads the record as it is stored.
 func (s *shop) record(t testing.TB, req idempotency.Request) (idempotency.Record, bool) {
 	t.Helper()
-	conn, err := s.pool.Acquire(t.Context())
+	conn, err := s.direct.Acquire(t.Context())
 	require.NoError(t, err)
 	defer conn.Release()
 	r, found, err := idempotency.NewStore(pgx.QueryExecModeCacheStatement).Lookup(t.Context(), conn.Conn(), req.Key)

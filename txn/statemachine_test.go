@@ -20,7 +20,8 @@ import (
 // machine drives the library and the models of a few keys with the same actions.
 type machine struct {
 	ctx    context.Context
-	pool   *pgxpool.Pool
+	pool   *pgxpool.Pool // the service's
+	direct *pgxpool.Pool
 	runner *txn.Runner
 	iso    pgx.TxIsoLevel
 	locker *pgxpool.Conn
@@ -161,7 +162,7 @@ func (m *machine) replayed(t *rapid.T, key *model, res txn.Result[order], err er
 // update changes a record by SQL: what other parts of the system, and time, do to it.
 func (m *machine) update(t *rapid.T, key *model, set string, args ...any) {
 	k := key.req[0].Key
-	tag, err := m.pool.Exec(m.ctx, `UPDATE idempotency.records SET `+set+` WHERE tenant = $1 AND operation = $2 AND key = $3`,
+	tag, err := m.direct.Exec(m.ctx, `UPDATE idempotency.records SET `+set+` WHERE tenant = $1 AND operation = $2 AND key = $3`,
 		append([]any{k.Tenant(), k.Operation(), k.Value()}, args...)...)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, tag.RowsAffected())
@@ -195,7 +196,7 @@ func (m *machine) dropResult(t *rapid.T) {
 
 func (m *machine) purge(t *rapid.T) {
 	key := m.pick(t, func(k *model) bool { return k.record != nil && k.record.expired() })
-	_, err := m.pool.Exec(m.ctx, `DELETE FROM idempotency.records WHERE key = $1`, key.req[0].Key.Value())
+	_, err := m.direct.Exec(m.ctx, `DELETE FROM idempotency.records WHERE key = $1`, key.req[0].Key.Value())
 	require.NoError(t, err)
 	key.record = nil
 }
@@ -208,7 +209,7 @@ func (m *machine) plant(t *rapid.T) {
 	kind := rapid.SampledFrom([]string{"INIT", "live", "timed out", "retryable"}).Draw(t, "kind")
 	next := &modelRecord{state: idempotency.StateProcessing, payload: payload}
 	const names = `INSERT INTO idempotency.records (tenant, operation, key, state, fence, generation, attempt, created_at, expires_at`
-	err := pgx.BeginFunc(m.ctx, m.pool, func(tx pgx.Tx) error {
+	err := pgx.BeginFunc(m.ctx, m.direct, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(m.ctx, `DELETE FROM idempotency.records WHERE key = $1`, req.Key.Value()); err != nil {
 			return err
 		}
@@ -266,7 +267,7 @@ func (m *machine) check(t *rapid.T) {
 		Fingerprint              []byte
 		Orders, Answer, Failures int
 	}
-	rows, err := m.pool.Query(m.ctx, `SELECT k AS key, coalesce(state, '') AS state, coalesce(fence, 0) AS fence,
+	rows, err := m.direct.Query(m.ctx, `SELECT k AS key, coalesce(state, '') AS state, coalesce(fence, 0) AS fence,
 			coalesce(generation, 0) AS generation, coalesce(attempt, 0) AS attempt,
 			coalesce(expires_at <= statement_timestamp(), false) AS past,
 			result_type IS NOT NULL AND (result IS NULL OR coalesce(result_expires_at <= statement_timestamp(), false)) AS gone,
@@ -321,9 +322,9 @@ func TestStateMachine_RandomWalksFollowTheModel(t *testing.T) {
 	var walks atomic.Int64
 	rapid.Check(t, func(rt *rapid.T) {
 		iso := rapid.SampledFrom(levels).Draw(rt, "isolation")
-		locker, err := s.pool.Acquire(t.Context())
+		locker, err := s.direct.Acquire(t.Context())
 		require.NoError(rt, err)
-		m := &machine{ctx: t.Context(), pool: s.pool, runner: runners[iso], iso: iso, locker: locker}
+		m := &machine{ctx: t.Context(), pool: s.pool, direct: s.direct, runner: runners[iso], iso: iso, locker: locker}
 		defer func() {
 			_, _ = locker.Exec(m.ctx, `SELECT pg_advisory_unlock_all()`)
 			locker.Release()

@@ -50,10 +50,10 @@ type cutConn struct {
 	cut    atomic.Bool
 }
 
-// Write sees our COMMIT as the Bind of its prepared statement.
+// Write sees our COMMIT as the Bind of its prepared statement, or as the Parse of an unnamed one.
 func (c *cutConn) Write(b []byte) (int, error) {
 	mode := c.cutter.mode.Load().(string)
-	if mode == "" || mode == "down" || !bytes.Contains(b, []byte("pgonce_commit")) {
+	if mode == "" || mode == "down" || !bytes.Contains(b, []byte("pgonce_commit")) && !bytes.Contains(b, []byte("COMMIT\x00")) {
 		return c.Conn.Write(b)
 	}
 	c.cutter.cuts.Add(1)
@@ -179,7 +179,7 @@ func TestCommit_FunctionErrorAfterUnknownIsUnknown(t *testing.T) {
 func TestCommit_DeferredConstraintIsADefiniteError(t *testing.T) {
 	t.Parallel()
 	s, _ := newCutShop(t)
-	_, err := s.pool.Exec(t.Context(), `ALTER TABLE orders ADD CONSTRAINT one_note UNIQUE (note) DEFERRABLE INITIALLY DEFERRED;
+	_, err := s.direct.Exec(t.Context(), `ALTER TABLE orders ADD CONSTRAINT one_note UNIQUE (note) DEFERRABLE INITIALLY DEFERRED;
 		INSERT INTO orders (key, note) VALUES ('old', 'same')`)
 	require.NoError(t, err)
 	_, err = txn.WithIdempotency(t.Context(), s.runner, request(t, "k", "body"), func(ctx context.Context, tx pgx.Tx) (order, error) {
@@ -211,13 +211,7 @@ func TestRestart_ConnectionLostBeforeCommitRunsAgain(t *testing.T) {
 	runs := 0
 	res, err := txn.WithIdempotency(t.Context(), s.runner, request(t, "k", "body"), func(ctx context.Context, tx pgx.Tx) (order, error) {
 		if runs++; runs == 1 {
-			var pid int
-			if err := tx.QueryRow(ctx, `SELECT pg_backend_pid()`).Scan(&pid); err != nil {
-				return order{}, err
-			}
-			if _, err := s.pool.Exec(ctx, `SELECT pg_terminate_backend($1)`, pid); err != nil {
-				return order{}, err
-			}
+			s.terminate(ctx, t, `pid = $1`, backend(ctx, t, tx))
 		}
 		return insertOrder(ctx, tx, "k")
 	})

@@ -24,6 +24,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"time"
 )
 
 // Config says what to start. A nil *Config means all defaults.
@@ -36,6 +37,10 @@ type Config struct {
 	// (max_connections=200, timezone=UTC); a server named by PGONCE_DATABASE_URL is not changed.
 	// Default: none.
 	Settings map[string]string
+
+	// ClockOffset moves the clock of a throw-away PostgreSQL, in whole seconds. It needs Linux and a C compiler.
+	// Default: it has the machine's time.
+	ClockOffset time.Duration
 
 	// Out is told, one line each, what takes time or changes the machine: which server serves, what is installed.
 	// Default: nothing is told.

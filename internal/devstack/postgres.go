@@ -52,6 +52,9 @@ func (s *Stack) startPostgres(ctx context.Context, cfg Config, m machine, wish w
 			if given == "" {
 				return absent("%s is not set", envDatabase)
 			}
+			if cfg.ClockOffset != 0 {
+				return fmt.Errorf("devstack: Config.ClockOffset: the clock of the server of %s is not ours to move", envDatabase)
+			}
 			return s.useEnv(ctx, w, given)
 		}},
 		{ProviderLocal, m.startLocal(w, run(ProviderLocal))},
@@ -107,8 +110,13 @@ func (s *Stack) runPostgres(ctx context.Context, cfg Config, m machine, program,
 	if err := initCluster(ctx, program, dir, password, as); err != nil {
 		return err
 	}
+	clock, err := shiftedClock(ctx, cfg.ClockOffset, dir, as)
+	if err != nil {
+		return err
+	}
 	server, err := onFreePort(func(port int) (*process, error) {
 		cmd := postgresCommand(ctx, program, dir, port, cfg.Settings)
+		cmd.Env = append(cmd.Env, clock...)
 		cmd.SysProcAttr = attributes(as, syscall.SIGQUIT)
 		p, err := startProcess(cmd, filepath.Join(dir, "log"), syscall.SIGINT)
 		if err != nil {

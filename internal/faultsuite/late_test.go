@@ -118,6 +118,7 @@ func TestFault_SilentOwnerEndsWithTheIdleTimeout(t *testing.T) {
 	const limit = 500 * time.Millisecond
 	s := newShop(t, options{idle: limit.String()})
 	s.events.take()
+	// Nothing of the last flush arrives: after a part of it the server would wait for the rest, and not be idle.
 	call := s.placeHeld(t, "k", pgproxy.Rule{Do: pgproxy.HoldBytes, WholeFlush: true})
 	began := time.Now()
 	a := <-call

@@ -84,14 +84,19 @@ func newShopOn(t *testing.T, direct *pgxpool.Pool, o options) *shop {
 	s := &shop{direct: direct, events: &events{}}
 	_, err := s.direct.Exec(t.Context(), table)
 	require.NoError(t, err)
-	url := s.direct.Config().ConnString()
+	url := pgtest.ServiceURL(t, s.direct.Config().ConnString())
+	if o.idle != "" && pgtest.Env().Pooler { // which refuses it as a startup parameter
+		_, err = s.direct.Exec(t.Context(), `ALTER DATABASE `+s.direct.Config().ConnConfig.Database+` SET idle_in_transaction_session_timeout = '`+o.idle+`'`)
+		require.NoError(t, err)
+		o.idle = ""
+	}
 	s.proxy, err = pgproxy.Start(t.Context(), url, o.proxy)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.proxy.Close()) })
 	s.pool, err = connect(t.Context(), s.proxy.URL(url), o)
 	require.NoError(t, err)
 	t.Cleanup(s.pool.Close)
-	cfg := &txn.Config{Operations: []idempotency.Operation{create}, OnEvent: s.events.add}
+	cfg := &txn.Config{Operations: []idempotency.Operation{create}, OnEvent: s.events.add, Isolation: pgtest.Env().Isolation}
 	if o.wait != 0 {
 		cfg.Operations[0].Wait = o.wait
 	}
@@ -125,7 +130,7 @@ func connect(ctx context.Context, url string, o options) (*pgxpool.Pool, error) 
 // another is a runner of another process: past the proxy, and sharing nothing but the database.
 func (s *shop) another(t *testing.T) *txn.Runner {
 	t.Helper()
-	return s.anotherAt(t, s.direct.Config().ConnString())
+	return s.anotherAt(t, pgtest.ServiceURL(t, s.direct.Config().ConnString()))
 }
 
 func (s *shop) anotherAt(t *testing.T, url string) *txn.Runner {

@@ -46,11 +46,9 @@ var (
 
 	server = sync.OnceValues(func() (*devstack.Stack, error) {
 		stack, err := devstack.Start(context.Background(), &devstack.Config{
-			Settings: map[string]string{
-				"fsync":                     "off", // a crash of the machine may cost the data: it is a test's
-				"max_prepared_transactions": "20",  // for functions that prepare theirs
-			},
-			Out: os.Stderr,
+			Settings:    Env().settings(),
+			ClockOffset: Env().ClockOffset,
+			Out:         os.Stderr,
 		})
 		if err != nil {
 			return nil, err

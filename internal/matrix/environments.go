@@ -1,0 +1,42 @@
+package main
+
+// environment is one row.
+type environment struct {
+	name string
+	pkg  string
+	tags string // of the build: tests that need PgBouncer have the tag pooler
+	env  string // pgtest.EnvironmentVariable
+	tz   string // of the process
+	// only restricts the row to these tests, "" is the whole suite.
+	only   string
+	notRun []exclusion
+}
+
+// exclusion is a test, or TEST/EXPRESSION for subtests, whose subject does not exist in an environment.
+type exclusion struct{ test, why string }
+
+var behindPooler = []exclusion{
+	{"TestCall_EveryQueryModeAndIsolationLevel/cache_statement", "named statements need a session; TestCase_P11_NamedStatements shows how they fail"},
+	{"ExampleWithIdempotency", "its pool is the README's, which connects directly"},
+}
+
+// core are the tests in which calls meet one another, PostgreSQL and time.
+const core = "^(TestCase_[DPRS]|TestCommit_|TestJoined_|TestWait_|TestOneEffectPerKey_ManyGoroutines)"
+
+// The pooler rows come first: they are the ones most likely to find something. Choices that do not touch one another share
+// a row, so that eleven rows cover them all; the usual environment itself is `make test`.
+var environments = []environment{
+	{name: "pooler-exec", pkg: "./txn", tags: "pooler", env: "pooler=pgbouncer mode=exec", notRun: behindPooler},
+	{name: "pooler-describe", pkg: "./txn", tags: "pooler", env: "pooler=pgbouncer mode=cache_describe conns=2", notRun: behindPooler},
+	{name: "pooler-migrations", pkg: "./db", tags: "pooler", only: "^TestCase_D0[123]_"},
+	{name: "pooler-faults", pkg: "./internal/faultsuite", env: "pooler=pgbouncer mode=exec", notRun: []exclusion{
+		{"TestFault_LostCommitIsResolved/.*cache_statement", "named statements need a session"},
+	}},
+	{name: "conns-1", pkg: "./txn", env: "conns=1"},
+	{name: "conns-2-exec-rr", pkg: "./txn", env: "conns=2 mode=exec isolation=repeatable_read"},
+	{name: "conns-4-describe-exec", pkg: "./txn", env: "conns=4 mode=describe_exec", only: core},
+	{name: "serializable", pkg: "./txn", env: "isolation=serializable"},
+	{name: "zone-describe", pkg: "./txn", env: "timezone=Asia/Kathmandu mode=cache_describe", tz: "Asia/Kathmandu", only: core},
+	{name: "clock-ahead", pkg: "./txn", env: "clock=+1h"},
+	{name: "clock-behind", pkg: "./txn", env: "clock=-1h", tz: "America/St_Johns", only: core},
+}
