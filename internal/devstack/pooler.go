@@ -54,7 +54,7 @@ func (s *Stack) StartPooler(ctx context.Context) (*Pooler, error) {
 		return nil, err
 	}
 	users := filepath.Join(dir, "users")
-	if err := serverFile(users, fmt.Sprintf("\"%s\" \"%s\"\n", server.User, server.Password), as); err != nil {
+	if err := serverFile(users, `"`+server.User+`" "`+server.Password+"\"\n", as); err != nil {
 		return nil, err
 	}
 	pooler := &Pooler{host: "127.0.0.1"}
@@ -72,7 +72,7 @@ func (s *Stack) StartPooler(ctx context.Context) (*Pooler, error) {
 			return nil, err
 		}
 		pooler.port = port
-		return p, p.awaitReady(ctx, func(ctx context.Context) error {
+		err = p.awaitReady(ctx, func(ctx context.Context) error {
 			through := server.Copy()
 			through.Host, through.Port, through.Fallbacks, through.TLSConfig = pooler.host, uint16(port), nil, nil //nolint:gosec // a port
 			conn, err := pgconn.ConnectConfig(ctx, through)
@@ -81,6 +81,7 @@ func (s *Stack) StartPooler(ctx context.Context) (*Pooler, error) {
 			}
 			return conn.Close(ctx)
 		})
+		return p, err
 	})
 	if err != nil {
 		return nil, err
