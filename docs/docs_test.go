@@ -59,6 +59,29 @@ func TestRules_EveryPlaceExists(t *testing.T) {
 	}
 }
 
+func TestMisuse_EveryTestExists(t *testing.T) {
+	t.Parallel()
+	var tests strings.Builder
+	for _, name := range files(t, "_test.go") {
+		tests.WriteString(read(t, name))
+	}
+	rows := 0
+	for _, line := range strings.Split(read(t, "docs/misuse.md"), "\n") {
+		if !strings.HasPrefix(line, "| ") || line == "| the function | the caller gets | stored | test |" {
+			continue
+		}
+		rows++
+		cells := strings.Split(strings.Trim(line, "| "), " | ")
+		require.Len(t, cells, 4, line)
+		named := regexp.MustCompile("`(Test\\w+)`").FindAllStringSubmatch(cells[3], -1)
+		require.NotEmpty(t, named, "no test: %s", line)
+		for _, m := range named {
+			require.True(t, strings.Contains(tests.String(), "\nfunc "+m[1]+"("), "no test is called %s", m[1])
+		}
+	}
+	require.Greater(t, rows, 30)
+}
+
 func TestDefaults_TableIsTheCode(t *testing.T) {
 	t.Parallel()
 	text := read(t, "docs/defaults.md")

@@ -30,6 +30,9 @@ type Joined[T any] struct {
 //
 // A Final comes back as an error with a Joined beside it: commit to keep it, roll back to forget it. Any other error has
 // no Joined. Call AfterCommit after the commit. tx must be of the runner's database.
+//
+// A fn that ends the caller's transaction by SQL of its own gets ErrTransactionEnded: that is recorded at once, and the
+// caller's connection is closed.
 func WithIdempotencyTx[T any](ctx context.Context, r *Runner, tx pgx.Tx, req idempotency.Request, fn func(context.Context, pgx.Tx) (T, error)) (*Joined[T], error) {
 	op, err := r.check(ctx, tx, req)
 	if err != nil {

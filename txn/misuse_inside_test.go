@@ -141,7 +141,6 @@ func TestMisuse_PoolInside(t *testing.T) {
 // the connection does next.
 func TestMisuse_GoroutineOutlivesTheFunction(t *testing.T) {
 	t.Parallel()
-	ctx := context.WithoutCancel(t.Context())
 	for way, call := range ways {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
@@ -152,7 +151,7 @@ func TestMisuse_GoroutineOutlivesTheFunction(t *testing.T) {
 				WHEN (NEW.key = 'k') EXECUTE FUNCTION slow()`)
 			committed, stop := make(chan struct{}), make(chan struct{})
 			var refused int
-			_, err := call(t.Context(), s, request(t, "k", "body"), doing("k", func(_ context.Context, tx pgx.Tx) error {
+			_, err := call(t.Context(), s, request(t, "k", "body"), doing("k", func(ctx context.Context, tx pgx.Tx) error {
 				begun := make(chan struct{})
 				go func() {
 					defer close(stop)
