@@ -54,6 +54,10 @@ faults: ## lost COMMITs, killed processes and servers, failovers, at full size (
 matrix: ## run the suites again behind PgBouncer, in other modes, pools, levels, zones and clocks (about 6 minutes)
 	go run ./internal/matrix $(ARGS)
 
+.PHONY: planted
+planted: ## plant known bugs one at a time, in copies, and demand that the tests named for each go red (ARGS='-run name')
+	go run ./internal/planted $(ARGS)
+
 .PHONY: fuzz
 fuzz: ## run every fuzz target of the main module for FUZZTIME (60s)
 	@files=$$(GOWORK=off go list -f '{{$$d := .Dir}}{{range .TestGoFiles}}{{$$d}}/{{.}} {{end}}{{range .XTestGoFiles}}{{$$d}}/{{.}} {{end}}' ./...); \

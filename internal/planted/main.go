@@ -1,0 +1,91 @@
+// Command planted asks whether the tests bite: it plants known bugs one at a time, runs the tests that should notice, and
+// fails unless every one of them goes red.
+//
+//	go run ./internal/planted            # all plants
+//	go run ./internal/planted -run name  # those whose name matches
+//
+// No file of the working tree is touched: a plant is a changed copy in a temporary folder, which the compiler gets in
+// place of the original (go test -overlay).
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	only := flag.String("run", "", "plant only the bugs whose name matches this regular expression")
+	root := flag.String("root", ".", "folder of the module")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := runAll(ctx, *root, *only)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "planted:", err)
+		os.Exit(1)
+	}
+}
+
+func runAll(ctx context.Context, root, only string) (err error) {
+	pattern, err := regexp.Compile(only)
+	if err != nil {
+		return err
+	}
+	var chosen []plant
+	for _, p := range plants {
+		if pattern.MatchString(p.name) {
+			chosen = append(chosen, p)
+		}
+	}
+	if len(chosen) == 0 {
+		return fmt.Errorf("no plant is named like %q", only)
+	}
+	root, err = filepath.Abs(root)
+	if err != nil {
+		return err
+	}
+	f, err := newField(root)
+	if err != nil {
+		return err
+	}
+	defer f.close()
+	say := func(format string, a ...any) { _, _ = fmt.Fprintf(os.Stdout, "planted: "+format+"\n", a...) }
+	began := time.Now()
+	if err := f.unplanted(ctx, chosen); err != nil {
+		return fmt.Errorf("without any plant: %w", err)
+	}
+	say("%-44s %5.1f s  green, as it must be", "nothing", time.Since(began).Seconds())
+	failed := 0
+	for _, p := range chosen {
+		since := time.Now()
+		caught, err := f.try(ctx, p)
+		took := time.Since(since).Seconds()
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			failed++
+			say("%-44s %5.1f s  ERROR: %v", p.name, took, err)
+			continue
+		}
+		say("%-44s %5.1f s  caught by %s", p.name, took, caught)
+	}
+	say("%d bugs, %d caught, in %.0f s", len(chosen), len(chosen)-failed, time.Since(began).Seconds())
+	if failed > 0 {
+		return fmt.Errorf("%d of %d plants: see above", failed, len(chosen))
+	}
+	return nil
+}
+
+// short names a package and its tests for people.
+func (s suite) String() string {
+	return strings.TrimPrefix(s.pkg, "./") + " -run '" + s.run + "'"
+}

@@ -1,0 +1,232 @@
+package main
+
+// plants are the bugs, the worst first. An old text is changed together with the code that it is copied from; `go test
+// ./internal/planted` says which one does not apply any more.
+var plants = []plant{
+	{
+		name: "COMMIT on the request's context",
+		why:  "a client that hangs up breaks the connection at COMMIT: what committed is told as failed, and done again",
+		edits: []edit{{
+			file: "txn/attempt.go",
+			old:  `context.WithTimeout(context.WithoutCancel(ctx), c.runner.config.CommitTimeout)`,
+			new:  `context.WithTimeout(ctx, c.runner.config.CommitTimeout)`,
+		}},
+		caught: suite{pkg: "./txn", run: "^(TestCommit_IsNotCancelledWithTheRequest|TestCase_M02_ClientThatHangsUpBeforeCommitDoesNotStopIt)$"},
+	},
+	{
+		name: "retry after a lost COMMIT without looking",
+		why:  "the caller is told that somebody else's call did its work, or runs again what has committed",
+		edits: []edit{
+			{
+				file: "txn/tries.go",
+				old:  `found, err := c.resolve(ctx, s.err)`,
+				new:  `found, err := step{kind: kindAgain}, error(nil)`,
+			},
+			{
+				file: "txn/attempt.go",
+				old:  `a.acquired.Verdict(c.req.Fingerprint, c.tokens...)`,
+				new:  `a.acquired.Verdict(c.req.Fingerprint)`,
+			},
+		},
+		caught: suite{pkg: "./internal/faultsuite", run: "^TestFault_LostCommitIsResolved$"},
+	},
+	{
+		name: "no unique key",
+		why:  "whoever does not know the lock (another program, a failover, a lost lock) makes a second order",
+		edits: []edit{{
+			file: "db/install.sql",
+			old:  `CONSTRAINT records_pkey PRIMARY KEY (tenant, operation, key)`,
+			new:  `CONSTRAINT records_pkey CHECK (true)`,
+		}},
+		caught: suite{pkg: "./txn", run: "^TestCase_P07_RecordOfAnotherWriterIsReplayed$"},
+	},
+	{
+		name: "outcome shared before COMMIT has answered",
+		why:  "waiting callers are told of an order that COMMIT then refuses",
+		edits: []edit{
+			{
+				file: "txn/call.go",
+				old:  `func() { c.runner.flights.land(c.req.Key, own, out.record, committed) }()`,
+				new: `func() {
+		if c.published != nil {
+			out.record, committed = *c.published, true
+		}
+		c.runner.flights.land(c.req.Key, own, out.record, committed)
+	}()`,
+			},
+			{
+				file: "txn/call.go",
+				old:  "\tending  verdictKind\n",
+				new:  "\tending  verdictKind\n\tpublished *idempotency.Record\n",
+			},
+			{
+				file: "txn/attempt.go",
+				old:  "record, err := c.store.Complete(detached, conn, done)",
+				new: `c.published = &idempotency.Record{
+		Key: c.req.Key, State: done.State, Fingerprint: c.req.Fingerprint, AttemptToken: done.AttemptToken,
+		ResultType: done.ResultType, Result: done.Result, ErrorCode: done.ErrorCode, ErrorMessage: done.ErrorMessage,
+	}
+	record, err := c.store.Complete(detached, conn, done)`,
+			},
+		},
+		caught: suite{pkg: "./txn", run: "^TestWait_LeaderWhoseCommitIsRefusedSharesNothing$"},
+	},
+	{
+		name: "completion in any transaction",
+		why:  "a function that sends COMMIT and BEGIN has its record in another commit than its rows",
+		edits: []edit{{
+			file: "internal/dbsqlc/records.sql.go",
+			old: `the function has sent COMMIT or ROLLBACK itself.
+       CASE WHEN pg_catalog.now() = $4::timestamptz THEN`,
+			new: `the function has sent COMMIT or ROLLBACK itself.
+       CASE WHEN $4::timestamptz IS NOT NULL THEN`,
+		}},
+		caught: suite{pkg: "./txn", run: "^TestCase_P05_TransactionEndedByTheFunctionNeverRunsAgain$"},
+	},
+	{
+		name: "no lock before the read",
+		why:  "every duplicate runs the function, and only the last moment tells it that it was in vain",
+		edits: []edit{{
+			file: "internal/dbsqlc/records.sql.go",
+			old:  "SELECT CASE WHEN pg_catalog.pg_try_advisory_xact_lock($1::bigint) THEN pg_catalog.nextval('idempotency.fence') END::bigint AS fence,\n       -- The start",
+			new:  "SELECT CASE WHEN $1::bigint IS NOT NULL THEN pg_catalog.nextval('idempotency.fence') END::bigint AS fence,\n       -- The start",
+		}},
+		caught: suite{pkg: "./txn", run: "^(TestCase_R01_SecondNodeDoesNotRunWhileTheFirstDoes|TestCase_R08_CallsDuringTheRunAreToldInProgressThenReplay)$"},
+	},
+	{
+		name: "COMMIT's tag not compared",
+		why:  "COMMIT that answers ROLLBACK is told as success, and nothing is there",
+		edits: []edit{{
+			file: "idempotency/complete.go",
+			old:  `if tag.String() != "COMMIT" {`,
+			new:  `if tag.String() == "" {`,
+		}},
+		caught: suite{pkg: "./txn", run: "^TestCase_P05_CommitThatAnswersRollbackIsNoSuccess$"},
+	},
+	{
+		name: "no tenant in the lock",
+		why:  "two tenants with one key hold each other up",
+		edits: []edit{{
+			file: "idempotency/lockid.go",
+			old:  `[...]string{k.tenant, k.operation, k.value}`,
+			new:  `[...]string{k.operation, k.value}`,
+		}},
+		caught: suite{pkg: "./txn", run: "^TestCase_H06_TenantsNeverSeeOrBlockEachOther$"},
+	},
+	{
+		name: "no tenant in the read",
+		why:  "one tenant gets another's answer",
+		edits: []edit{{
+			file: "internal/dbsqlc/records.sql.go",
+			old:  "WHERE tenant = $1 AND operation = $2 AND key = $3\n`",
+			new:  "WHERE $1::text <> '' AND operation = $2 AND key = $3\n`",
+		}},
+		caught: suite{pkg: "./txn", run: "^TestCase_H06_TenantsNeverSeeOrBlockEachOther$"},
+	},
+	{
+		name: "cancel request after COMMIT",
+		why:  "PostgreSQL stops waiting for its synchronous standby, and a failover loses what was acknowledged",
+		edits: []edit{{
+			file: "txn/pool.go",
+			old:  `if g.commitSent.Load() {`,
+			new:  `if g == nil {`,
+		}},
+		caught: suite{pkg: "./txn", run: "^TestCommit_NoCancelRequestOnceSent$"},
+	},
+	{
+		name: "Final recorded without a rollback",
+		why:  "the order is there, and everybody is told that it failed",
+		edits: []edit{{
+			file: "txn/attempt.go",
+			old:  "same, rollbackErr := c.runner.store.RollbackOf(ctx, conn, a.acquired)",
+			new: `if c.final = finalFailure(err, result); c.final != nil {
+		return a.failure(c.final), step{}
+	}
+	same, rollbackErr := c.runner.store.RollbackOf(ctx, conn, a.acquired)`,
+		}},
+		caught: suite{pkg: "./txn", run: "^TestWithIdempotency_FinalIsRecordedAndReplayed$"},
+	},
+	{
+		name: "Final in the caller's transaction without undo",
+		why:  "the same, where the caller commits: its rows beside a failure",
+		edits: []edit{{
+			file: "txn/joined.go",
+			old:  `if undoErr := undo(ctx, tx); undoErr != nil {`,
+			new:  `if undoErr := error(nil); undoErr != nil {`,
+		}},
+		caught: suite{pkg: "./txn", run: "^TestJoined_FinalLastsIfTheCallerCommits$"},
+	},
+	{
+		name: "expired record replayed",
+		why:  "a key used again after its retention gets an old answer, and its order is never placed",
+		edits: []edit{{
+			file: "idempotency/state.go",
+			old:  `if r.Expired || r.Retryable {`,
+			new:  `if r.Retryable {`,
+		}},
+		caught: suite{pkg: "./txn", run: "^TestCase_S15_RetentionEndsOneGenerationAndBeginsAnother$"},
+	},
+	{
+		name: "other payload replayed",
+		why:  "a key that a client uses twice answers another request with the first one's outcome",
+		edits: []edit{{
+			file: "idempotency/state.go",
+			old:  `case fp.Matches(r.Fingerprint):`,
+			new:  `case fp.Matches(r.Fingerprint) || r.Fingerprint.Known():`,
+		}},
+		caught: suite{pkg: "./txn", run: "^(TestCase_F08_KeyBelongsToItsOperationAndPayload|TestWithIdempotency_OtherPayloadIsMismatch)$"},
+	},
+	{
+		name: "error after a lost COMMIT told as definite",
+		why:  "the first COMMIT may still arrive: the client takes a new key, and there are two orders",
+		edits: []edit{{
+			file: "txn/tries.go",
+			old:  "\tif !c.unknown.running() {\n\t\treturn s\n\t}\n",
+			new:  "\tif !c.unknown.running() || s.kind == kindFailed {\n\t\treturn s\n\t}\n",
+		}},
+		caught: suite{pkg: "./txn", run: "^TestCommit_FunctionErrorAfterUnknownIsUnknown$"},
+	},
+	{
+		name: "commit less durable than acknowledged",
+		why:  "a function or server with synchronous_commit off loses acknowledged orders in a crash",
+		edits: []edit{{
+			file: "idempotency/complete.go",
+			old:  `params, st := s.params(c, true), recordInsert`,
+			new:  `params, st := s.params(c, false), recordInsert`,
+		}},
+		caught: suite{pkg: "./txn", run: "^TestCase_D8_FunctionCannotMakeItsCommitLessDurable$"},
+	},
+	{
+		name: "functions found by search_path",
+		why:  "a schema with a now() of its own, as tests have to freeze time, decides whether an order commits",
+		edits: []edit{{
+			file: "internal/dbsqlc/records.sql.go",
+			old: `the function has sent COMMIT or ROLLBACK itself.
+       CASE WHEN pg_catalog.now() = $4`,
+			new: `the function has sent COMMIT or ROLLBACK itself.
+       CASE WHEN now() = $4`,
+		}},
+		caught: suite{pkg: "./txn", run: "^TestMisuse_FunctionsNamedLikePostgresOwn$"},
+	},
+	{
+		name: "own COMMIT recorded with the lock only",
+		why:  "a duplicate that gets the key behind a function's own COMMIT places the order a second time",
+		edits: []edit{{
+			file: "txn/attempt.go",
+			old:  `if c.endedFence == 0 {`,
+			new:  `if c.endedFence >= 0 {`,
+		}},
+		caught: suite{pkg: "./txn", run: "^(TestMisuse_DuplicateBetweenOwnCommitAndItsRecord|TestMisuse_PrepareTransaction)$"},
+	},
+	{
+		name: "half an answer taken for a failed COMMIT",
+		why:  "the record's answer came, COMMIT's did not: the client is told that its order failed, and it is there",
+		edits: []edit{{
+			file: "idempotency/complete.go",
+			old:  "\tcase err != nil && !definite(err):\n\t\treturn Record{}, unknown(err)\n\tcase err != nil && Restartable(err):",
+			new:  "\tcase err != nil && Restartable(err):",
+		}},
+		caught: suite{pkg: "./internal/faultsuite", run: "^TestFault_LostCommitIsResolved$/^cut_in_reply"},
+		missed: suite{pkg: "./txn", run: everyTest, skip: "^TestOneEffectPerKey_ManyProcesses$"},
+	},
+}
