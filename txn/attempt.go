@@ -147,6 +147,7 @@ func (a *attempt) runFunction(ctx context.Context) (*idempotency.Completion, ste
 	if rollbackErr == nil && !same || rollbackErr != nil && a.guard.mayHaveCommitted.Load() {
 		return nil, a.transactionEnded(err)
 	}
+	c.ghost = c.ghost || rollbackErr != nil // the closed session may hold the lock for a moment
 	if idempotency.Restartable(err) {
 		return nil, restart(err)
 	}

@@ -72,6 +72,26 @@ func TestWithIdempotency_FinalIsRecordedAndReplayed(t *testing.T) {
 	require.Zero(t, s.orders(t, "k1"))
 }
 
+// A rollback that fails closes the connection. The failure is recorded once the key is free again, and so is rolled back.
+func TestWithIdempotency_FinalIsRecordedAfterAFailedRollback(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, impatient)
+	req, runs := request(t, "k", "body"), 0
+	_, err := txn.WithIdempotency(t.Context(), s.runner, req, func(ctx context.Context, tx pgx.Tx) (order, error) {
+		runs++
+		o, err := insertOrder(ctx, tx, "k")
+		require.NoError(t, err)
+		s.terminate(ctx, t, `pid = $1`, tx.Conn().PgConn().PID())
+		return o, txn.Final("out_of_stock", errors.New("shelf is empty"))
+	})
+	require.ErrorIs(t, err, idempotency.ErrFailed)
+	require.Equal(t, 1, runs)
+	require.Zero(t, s.orders(t, "k"))
+	r, found := s.record(t, req)
+	require.True(t, found)
+	require.Equal(t, "out_of_stock", r.ErrorCode)
+}
+
 func TestWithIdempotency_OtherPayloadIsMismatch(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)

@@ -219,6 +219,16 @@ var plants = []plant{
 		caught: suite{pkg: "./txn", run: "^(TestMisuse_DuplicateBetweenOwnCommitAndItsRecord|TestMisuse_PrepareTransaction)$"},
 	},
 	{
+		name: "ROLLBACK on the request's context",
+		why:  "every client that hangs up costs a connection, and its retry waits until the server has noticed",
+		edits: []edit{{
+			file: "idempotency/store.go",
+			old:  "ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)\n\tdefer cancel()\n\tresults, err",
+			new:  "ctx, cancel := context.WithTimeout(ctx, rollbackTimeout)\n\tdefer cancel()\n\tresults, err",
+		}},
+		caught: suite{pkg: "./internal/faultsuite", run: "^TestCase_P13_CancelledInAQuery$"},
+	},
+	{
 		name: "half an answer taken for a failed COMMIT",
 		why:  "the record's answer came, COMMIT's did not: the client is told that its order failed, and it is there",
 		edits: []edit{{
