@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -21,7 +22,7 @@ const testTimeout = 4 * time.Minute
 type field struct {
 	root, dir string
 	timeout   time.Duration
-	made      int
+	made      atomic.Int64
 }
 
 func newField(root string) (*field, error) {
@@ -36,8 +37,7 @@ func (f *field) close() { _ = os.RemoveAll(f.dir) }
 
 // folder makes a new one.
 func (f *field) folder() (string, error) {
-	f.made++
-	dir := filepath.Join(f.dir, fmt.Sprint(f.made))
+	dir := filepath.Join(f.dir, fmt.Sprint(f.made.Add(1)))
 	return dir, os.Mkdir(dir, 0o700)
 }
 

@@ -63,26 +63,51 @@ func runAll(ctx context.Context, root, only string) (err error) {
 		return fmt.Errorf("without any plant: %w", err)
 	}
 	say("%-44s %5.1f s  green, as it must be", "nothing", time.Since(began).Seconds())
-	failed := 0
+	lines, failed := f.tryAll(ctx, chosen), 0
 	for _, p := range chosen {
-		since := time.Now()
-		caught, err := f.try(ctx, p)
-		took := time.Since(since).Seconds()
+		line := <-lines[p.name]
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if err != nil {
+		if line.err != nil {
 			failed++
-			say("%-44s %5.1f s  ERROR: %v", p.name, took, err)
+			say("%-44s %5.1f s  ERROR: %v", p.name, line.took.Seconds(), line.err)
 			continue
 		}
-		say("%-44s %5.1f s  caught by %s", p.name, took, caught)
+		say("%-44s %5.1f s  caught by %s", p.name, line.took.Seconds(), line.caught)
 	}
 	say("%d bugs, %d caught, in %.0f s", len(chosen), len(chosen)-failed, time.Since(began).Seconds())
 	if failed > 0 {
 		return fmt.Errorf("%d of %d plants: see above", failed, len(chosen))
 	}
 	return nil
+}
+
+// line is what became of a plant.
+type line struct {
+	caught string
+	err    error
+	took   time.Duration
+}
+
+// tryAll tries two plants at a time: one builds while the other's tests wait.
+func (f *field) tryAll(ctx context.Context, plants []plant) map[string]chan line {
+	lines, two := map[string]chan line{}, make(chan struct{}, 2)
+	for _, p := range plants {
+		lines[p.name] = make(chan line, 1)
+	}
+	go func() {
+		for _, p := range plants {
+			two <- struct{}{}
+			go func() {
+				began := time.Now()
+				caught, err := f.try(ctx, p)
+				lines[p.name] <- line{caught, err, time.Since(began)}
+				<-two
+			}()
+		}
+	}()
+	return lines
 }
 
 // short names a package and its tests for people.
