@@ -112,5 +112,9 @@ func (f *field) tryAll(ctx context.Context, plants []plant) map[string]chan line
 
 // short names a package and its tests for people.
 func (s suite) String() string {
-	return strings.TrimPrefix(s.pkg, "./") + " -run '" + s.run + "'"
+	text := strings.TrimPrefix(s.pkg, "./") + " -run '" + s.run + "'"
+	if s.skip != "" {
+		text += " -skip '" + s.skip + "'"
+	}
+	return text
 }
