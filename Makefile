@@ -47,8 +47,8 @@ test-docker: ## the Docker provider, on a real engine (PGONCE_POSTGRES_IMAGE, PG
 	go test -timeout $(TIMEOUT) -count=1 $(TESTFLAGS) -tags docker -run '^TestEngine_' ./internal/devstack
 
 .PHONY: faults
-faults: ## lost COMMITs, killed processes and servers, failovers, at full size (about 12 minutes), with their counts
-	PGONCE_FAULTS=full go test -tags failpoints -timeout 15m -v ./internal/faultsuite | grep -E 'faults:|^(---|FAIL|ok)'
+faults: ## lost COMMITs, killed processes and servers, failovers, at full size (about 5 minutes), with their counts
+	PGONCE_FAULTS=full go test -tags failpoints -timeout 15m -v ./internal/faultsuite | grep --line-buffered -E 'faults:|^(---|FAIL|ok)'
 
 .PHONY: matrix
 matrix: ## run the suites again behind PgBouncer, in other modes, pools, levels, zones and clocks (about 6 minutes)
