@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -41,31 +42,54 @@ type shop struct {
 // bigResult is what came of the big tables beside the cells.
 type bigResult struct {
 	Shops       []*shop           `json:"databases"`
+	Buffers     string            `json:"shared_buffers"`
 	WALBytes    int64             `json:"wal_on_disk_bytes"`
 	Checkpoints []afterCheckpoint `json:"after_a_checkpoint"`
 	Questions   []answered        `json:"questions"`
 }
 
+// What -only knows of it: all, or a part.
+var bigParts = []string{
+	bigGroup, "big-fresh", "big-fresh-random", "big-retry", "big-retry-recent", "big-replay", "big-replay-recent",
+	"big-checkpoint", "big-questions",
+}
+
+// wantsBig reports whether one of these parts was asked for: minutes and gigabytes, only who asks gets them.
+func (s settings) wantsBig(parts ...string) bool {
+	return slices.ContainsFunc(s.only, func(name string) bool { return name == bigGroup || slices.Contains(parts, name) })
+}
+
 func (r *report) measureBig(ctx context.Context, w *world, s settings, progress io.Writer) error {
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(progress, "bench: big: "+format+"\n", args...) }
-	say("filling takes some minutes and, with the log, about %d GB of disk", 8+4*s.records/1_000_000)
+	say("filling takes some minutes and, with the log, up to %d GB of disk", 9+3*s.records/1_000_000)
 	small, random := &shop{Name: "100k", Records: smallRecords}, &shop{Name: "100k-random", Records: smallRecords, random: true}
 	big, bigRandom := &shop{Name: "big", Records: s.records}, &shop{Name: "big-random", Records: s.records, random: true}
-	for _, one := range []*shop{small, random, bigRandom, big} {
+	keyed := &shop{Name: "big-keyed", Records: s.records}
+	shops := []*shop{small, big}
+	if s.wantsBig("big-fresh-random", "big-checkpoint") {
+		shops = append(shops, random, bigRandom)
+	}
+	for _, one := range shops {
 		if err := one.fill(ctx, w, say); err != nil {
 			return fmt.Errorf("fill %s: %w", one.Name, err)
 		}
 	}
-	keyed := &shop{Name: "big-keyed", Records: s.records}
-	if err := keyed.copyWithKeyIndex(ctx, w, big, say); err != nil {
-		return fmt.Errorf("fill %s: %w", keyed.Name, err)
+	if s.wantsBig("big-fresh") {
+		if err := keyed.copyWithKeyIndex(ctx, w, big, say); err != nil {
+			return fmt.Errorf("fill %s: %w", keyed.Name, err)
+		}
+		shops = append(shops, keyed)
 	}
-	r.Big = &bigResult{Shops: []*shop{small, big, keyed, random, bigRandom}}
-	for _, one := range r.Big.Shops {
+	// Now, and not while something is measured.
+	if _, err := w.control.Exec(ctx, `CHECKPOINT`); err != nil {
+		return err
+	}
+	for _, one := range shops {
 		if err := one.settle(ctx); err != nil {
 			return fmt.Errorf("look at %s: %w", one.Name, err)
 		}
 	}
+	r.Big = &bigResult{Shops: shops, Buffers: s.buffers}
 	if err := w.control.QueryRow(ctx, `SELECT sum(size)::bigint FROM pg_ls_waldir()`).Scan(&r.Big.WALBytes); err != nil {
 		return err
 	}
@@ -73,25 +97,41 @@ func (r *report) measureBig(ctx context.Context, w *world, s settings, progress 
 	every := s
 	every.only = nil
 	for _, g := range bigGroups(small, big, keyed, random, bigRandom) {
+		if !s.wantsBig(g.name) {
+			continue
+		}
+		if g.reads {
+			// A read that has to make room for its page would write somebody else's order first.
+			if _, err := w.control.Exec(ctx, `CHECKPOINT`); err != nil {
+				return err
+			}
+		}
 		if err := r.measureGroup(ctx, w, every, g, progress); err != nil {
 			return fmt.Errorf("%s: %w", g.name, err)
 		}
 		r.groups = append(r.groups, g)
 	}
 	var err error
-	say("after a checkpoint")
-	if r.Big.Checkpoints, err = measureCheckpoints(ctx, w, s.rounds, small, big, random, bigRandom); err != nil {
-		return fmt.Errorf("after a checkpoint: %w", err)
+	if s.wantsBig("big-checkpoint") {
+		say("after a checkpoint")
+		if r.Big.Checkpoints, err = measureCheckpoints(ctx, w, s.rounds, small, big, random, bigRandom); err != nil {
+			return fmt.Errorf("after a checkpoint: %w", err)
+		}
 	}
-	for _, one := range []*shop{keyed, bigRandom, random} { // their disk
-		if err := one.database.Drop(ctx); err != nil {
+	for _, one := range shops {
+		if one == big {
+			continue
+		}
+		if err := one.database.Drop(ctx); err != nil { // its disk
 			return err
 		}
 	}
-	if r.Big.Questions, err = askQuestions(ctx, big, say); err != nil {
-		return fmt.Errorf("questions: %w", err)
+	if s.wantsBig("big-questions") {
+		if r.Big.Questions, err = askQuestions(ctx, big, say); err != nil {
+			return fmt.Errorf("questions: %w", err)
+		}
 	}
-	return errors.Join(small.database.Drop(ctx), big.database.Drop(ctx))
+	return big.database.Drop(ctx)
 }
 
 // with runs f on a connection of its own: a database that somebody is connected to cannot be copied.

@@ -5,7 +5,7 @@ import "strings"
 // print writes the tables of what is no cell.
 func (b *bigResult) print(text, line func(string, ...any)) {
 	const mb = 1 << 20
-	text("\nbig: databases (the log took %d MB more)", b.WALBytes/mb)
+	text("\nbig: databases (the log took %d MB more; shared_buffers %s)", b.WALBytes/mb, b.Buffers)
 	line("database\trecords\tfilled in s\ttable MB\tprimary key MB\tall indexes MB\tdatabase MB\t")
 	for _, s := range b.Shops {
 		line("%s\t%d\t%.0f\t%d\t%d\t%d\t%d\t", s.Name, s.Records, s.Seconds, s.Table/mb, s.Primary/mb, s.Indexes/mb, s.Disk/mb)
@@ -18,6 +18,9 @@ func (b *bigResult) print(text, line func(string, ...any)) {
 		}
 	}
 	for _, guide := range []string{auditGuide, remedyGuide} {
+		if len(b.Questions) == 0 {
+			break
+		}
 		text("\nbig: questions of %s", strings.TrimPrefix(guide, "../"))
 		text("| question | first ms | again ms | pages | carried by |")
 		text("|---|---|---|---|---|")

@@ -60,7 +60,7 @@ func parse(args []string, out io.Writer) (settings, error) {
 	flags.StringVar(&only, "only", "", "groups (fresh, replay, waiting, big) or variants to run, separated by commas (default all but big)")
 	flags.BoolVar(&s.json, "json", false, "write JSON instead of tables")
 	flags.BoolVar(&s.check, "check", false, "exit with 1 if a target is missed")
-	flags.StringVar(&s.buffers, "buffers", "256MB", "shared_buffers of the server")
+	flags.StringVar(&s.buffers, "buffers", "", "shared_buffers of the server (default 256MB; for -only big 1 GB for each million records)")
 	flags.IntVar(&s.records, "records", 5_000_000, "records of the big tables, for -only big")
 	flags.StringVar(&s.profile, "profile", "", "write a CPU profile of this program (not of the server) to this `file`")
 	if err := flags.Parse(args); err != nil {
@@ -85,6 +85,13 @@ func parse(args []string, out io.Writer) (settings, error) {
 			return s, fmt.Errorf("-only: must be some of %s, is %q", strings.Join(known, ", "), name)
 		}
 	}
+	switch {
+	case s.buffers != "":
+	case s.wantsBig(bigParts...):
+		s.buffers = fmt.Sprintf("%dGB", max(1, s.records/1_000_000))
+	default:
+		s.buffers = "256MB"
+	}
 	if s.rounds < 1 || s.duration < time.Duration(s.rounds)*10*time.Millisecond {
 		return s, errors.New("-duration: must be at least 10ms per round")
 	}
@@ -100,7 +107,7 @@ func names() []string {
 	for _, kind := range waitings {
 		all = append(all, kind.name) // the first one is called like its group
 	}
-	return append(all, bigGroup)
+	return append(all, bigParts...)
 }
 
 // wants reports whether -only names one of these.
@@ -145,7 +152,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 			r.Waiting = append(r.Waiting, result)
 		}
 	}
-	if slices.Contains(s.only, bigGroup) { // minutes and gigabytes: only who asks gets it
+	if s.wantsBig(bigParts...) {
 		if err := r.measureBig(ctx, w, s, stderr); err != nil {
 			return fmt.Errorf("%s: %w", bigGroup, err)
 		}

@@ -24,6 +24,7 @@ type group struct {
 	name      string
 	names     []string // of its variants
 	baselines []string // the variants the others are compared with
+	reads     bool     // and writes nothing
 	setup     func(ctx context.Context, w *world, p *pools) ([]variant, error)
 }
 

@@ -79,7 +79,9 @@ func targets(r *report) []target {
 				add(fmt.Sprintf("c=%d: %s / %s", c.Callers, c.Variant, base), bigTarget, c.ToBase[base], "")
 			}
 		}
-		all = append(all, r.Big.findTarget())
+		if len(r.Big.Questions) > 0 {
+			all = append(all, r.Big.findTarget())
+		}
 	}
 	for _, w := range r.Waiting {
 		if w.Name != "waiting" {
