@@ -58,6 +58,21 @@ $$;
 
 COMMENT ON FUNCTION idempotency.as_json(bytes bytea) IS 'The bytes as JSON, NULL if they are none. Never raises.';
 
+CREATE FUNCTION idempotency.begin_epoch(reason text) RETURNS text
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    -- Fences that were handed out and lost must not come again.
+    PERFORM pg_catalog.setval('idempotency.fence', pg_catalog.nextval('idempotency.fence') + 1000000000);
+    UPDATE idempotency.epoch AS e
+    SET number = GREATEST(e.number + 1, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint),
+        changed_at = statement_timestamp(), changed_by = session_user, reason = begin_epoch.reason;
+    RETURN idempotency.current_epoch();
+END
+$$;
+
+COMMENT ON FUNCTION idempotency.begin_epoch(reason text) IS 'Run it after a restore, and after a failover where current_epoch() begins with row-: nothing that fronts keep is believed any more, and fences go on far ahead.';
+
 CREATE FUNCTION idempotency.check_record() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
@@ -111,6 +126,27 @@ END
 $$;
 
 COMMENT ON FUNCTION idempotency.check_record() IS 'The shape of a record in each state: a rule that is broken is named as the constraint of the error.';
+
+CREATE FUNCTION idempotency.current_epoch() RETURNS text
+    LANGUAGE plpgsql STABLE
+    AS $$
+DECLARE
+    number bigint := (SELECT e.number FROM idempotency.epoch AS e);
+BEGIN
+    IF pg_catalog.pg_is_in_recovery() THEN
+        RETURN NULL;
+    END IF;
+    -- The first eight digits of a log file's name are the timeline: a promoted standby begins another.
+    RETURN (SELECT c.system_identifier FROM pg_catalog.pg_control_system() AS c)::text
+        || '-' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)
+        || '-' || number::text;
+EXCEPTION
+    WHEN insufficient_privilege OR undefined_function OR feature_not_supported THEN
+        RETURN 'row-' || number::text;
+END
+$$;
+
+COMMENT ON FUNCTION idempotency.current_epoch() IS 'The history this database is in: system identifier, timeline and number of idempotency.epoch. NULL on a standby. Where the server does not tell identifier and timeline it is row-<number>: there a failover too needs begin_epoch().';
 
 CREATE TABLE idempotency.records (
     tenant idempotency.tenant_name NOT NULL,
@@ -332,7 +368,7 @@ COMMENT ON FUNCTION idempotency.refuse(code text, message text) IS 'Raises an er
 
 CREATE FUNCTION idempotency.schema_version() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    AS $$ SELECT 2 $$;
+    AS $$ SELECT 3 $$;
 
 COMMENT ON FUNCTION idempotency.schema_version() IS 'Version of this schema: the number of its newest migration.';
 
@@ -447,6 +483,27 @@ COMMENT ON COLUMN idempotency.daily.p50_duration IS 'Median duration of the comp
 
 COMMENT ON COLUMN idempotency.daily.p95_duration IS 'Their 95th percentile. NULL: none completed.';
 
+CREATE TABLE idempotency.epoch (
+    only_row boolean DEFAULT true NOT NULL,
+    number bigint DEFAULT ((EXTRACT(epoch FROM statement_timestamp()) * (1000000)::numeric))::bigint NOT NULL,
+    changed_at timestamp with time zone DEFAULT statement_timestamp() NOT NULL,
+    changed_by text DEFAULT SESSION_USER NOT NULL,
+    reason text DEFAULT 'migration'::text NOT NULL,
+    CONSTRAINT epoch_only_row CHECK (only_row)
+);
+
+COMMENT ON TABLE idempotency.epoch IS 'One row: the part of idempotency.current_epoch() that a restore must change. Change it with idempotency.begin_epoch(reason).';
+
+COMMENT ON COLUMN idempotency.epoch.only_row IS 'Always true: there is one row.';
+
+COMMENT ON COLUMN idempotency.epoch.number IS 'Microseconds since 1970 when the epoch began, never the same twice.';
+
+COMMENT ON COLUMN idempotency.epoch.changed_at IS 'When it was changed last.';
+
+COMMENT ON COLUMN idempotency.epoch.changed_by IS 'The session''s user who did.';
+
+COMMENT ON COLUMN idempotency.epoch.reason IS 'Why.';
+
 CREATE SEQUENCE idempotency.fence
     START WITH 1
     INCREMENT BY 1
@@ -506,6 +563,9 @@ COMMENT ON COLUMN idempotency.stale.generation IS 'The fence that began this lif
 
 ALTER TABLE ONLY idempotency.attempts
     ADD CONSTRAINT attempts_pkey PRIMARY KEY (tenant, operation, key, id);
+
+ALTER TABLE ONLY idempotency.epoch
+    ADD CONSTRAINT epoch_pkey PRIMARY KEY (only_row);
 
 ALTER TABLE ONLY idempotency.records
     ADD CONSTRAINT records_pkey PRIMARY KEY (tenant, operation, key);

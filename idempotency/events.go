@@ -22,12 +22,13 @@ type Executed struct {
 }
 
 // Replayed says that an outcome recorded before was given again. Shared: by a concurrent call of this process, without a question
-// to PostgreSQL.
+// to PostgreSQL. From is the name of the front that gave it; empty: none did.
 type Replayed struct {
 	Key      Key
 	Strategy Strategy
 	State    State
 	Shared   bool
+	From     string
 	Duration time.Duration
 }
 
@@ -76,6 +77,26 @@ type CommitResolved struct {
 	Duration  time.Duration
 }
 
+// FrontFailed says that a front could not do what it was asked. The call went on without it.
+type FrontFailed struct {
+	Front string
+	Op    string // "begin", "publish", ...
+	Err   error
+}
+
+// FrontDegraded says that a front is not asked any more, after Err, or is again.
+type FrontDegraded struct {
+	Front    string
+	Degraded bool
+	Err      error
+}
+
+// FrontMismatch says that a front's entry was not what PostgreSQL has, and was evicted.
+type FrontMismatch struct {
+	Front string
+	Key   Key
+}
+
 func (Executed) event()       {}
 func (Replayed) event()       {}
 func (Refused) event()        {}
@@ -84,3 +105,6 @@ func (Unresolved) event()     {}
 func (Restarted) event()      {}
 func (CommitUnknown) event()  {}
 func (CommitResolved) event() {}
+func (FrontFailed) event()    {}
+func (FrontDegraded) event()  {}
+func (FrontMismatch) event()  {}

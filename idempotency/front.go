@@ -6,49 +6,71 @@ import (
 )
 
 // Front is a tier that stands before PostgreSQL: it may answer "done, here is the result" and "somebody is running it",
-// and never says "go ahead". Losing one changes speed, not answers, so an error of a front is never an error of the call.
-// A front is safe for concurrent use. No front exists yet: the contract may still change with the first one.
+// and never says "go ahead" on its own authority. Losing one changes speed, not answers, so an error of a front is never
+// an error of the call. A front is safe for concurrent use, and keeps nothing that it is handed without copying it.
 type Front interface {
-	// Lookup returns the final record of a key, only if it carries the same key and a fingerprint that fp matches.
-	// found is false for a miss and for everything that is not certain. It returns ErrMismatch if the front knows that
-	// the key was used with another payload.
-	Lookup(ctx context.Context, key Key, fp Fingerprint) (r Record, found bool, err error)
-	// Begin marks the key as running by this attempt for at most ttl. It returns ErrInProgress if another attempt's mark
-	// is there: a reason to ask PostgreSQL and to wait, nothing more.
-	Begin(ctx context.Context, key Key, fp Fingerprint, attempt AttemptToken, ttl time.Duration) error
-	// Wait returns when the key's running mark goes, or when ctx ends, with its error.
+	// Name tells fronts apart in events and metrics: "local", "redis".
+	Name() string
+	// Near reports whether it answers from this process's memory. A near front is asked before concurrent calls are merged,
+	// and not at all for an operation with NoLocal; it marks nothing.
+	Near() bool
+	// Lookup returns the entry of a key as a record, if it has the same key, epoch and fingerprint. found is false for a miss
+	// and for everything that is not certain. It returns ErrMismatch if the front knows that the key was used with another
+	// payload.
+	Lookup(ctx context.Context, ask Ask) (r Record, found bool, err error)
+	// Begin marks the key as running for at most ttl, unless its entry is there already: then it returns it, as Lookup does,
+	// and marks nothing. It returns ErrInProgress if another call's mark is there: a reason to wait and to ask PostgreSQL,
+	// nothing more.
+	Begin(ctx context.Context, ask Ask, mark AttemptToken, ttl time.Duration) (r Record, found bool, err error)
+	// Renew keeps the call's own mark for ttl from now.
+	Renew(ctx context.Context, key Key, mark AttemptToken, ttl time.Duration) error
+	// Wait returns when the key's mark goes, or when ctx ends, with its error.
 	Wait(ctx context.Context, key Key) error
-	// Publish stores a final record that PostgreSQL has committed. An older fence never overwrites a newer one.
-	Publish(ctx context.Context, r Record) error
-	// Evict forgets what is known of a key.
+	// Publish stores an entry and removes its call's mark. Within an epoch an older fence never overwrites a newer one. It
+	// does not wait for another machine: what could not be stored is lost, and found again by the next reader or by the
+	// compensator.
+	Publish(ctx context.Context, e Entry)
+	// End removes the call's own mark, as Publish does, without an entry.
+	End(ctx context.Context, key Key, mark AttemptToken)
+	// Evict forgets the entry of a key.
 	Evict(ctx context.Context, key Key) error
-	// End removes the running mark, if it is this attempt's own.
-	End(ctx context.Context, key Key, attempt AttemptToken) error
 }
 
-// NoFront is the front that knows nothing.
-type NoFront struct{}
-
-var _ Front = NoFront{}
-
-// Lookup never finds anything.
-func (NoFront) Lookup(context.Context, Key, Fingerprint) (Record, bool, error) {
-	return Record{}, false, nil
+// Ask is what a caller wants to know of a front.
+type Ask struct {
+	Key         Key
+	Fingerprint Fingerprint
+	Epoch       string // an entry of another one is a miss
 }
 
-// Begin marks nothing.
-func (NoFront) Begin(context.Context, Key, Fingerprint, AttemptToken, time.Duration) error {
-	return nil
+// Entry is what a front keeps of a committed record.
+type Entry struct {
+	Record Record
+	// Epoch is that of the session that committed or read the record, read before it did: it may be an older one, never a
+	// later. See Store.Epoch.
+	Epoch string
+	// Life is what PostgreSQL's clock leaves of the record and of its result.
+	Life time.Duration
+	// Mark is the call's own mark, which the entry replaces. Zero: there is none.
+	Mark AttemptToken
 }
 
-// Wait returns at once: there is no mark.
-func (NoFront) Wait(context.Context, Key) error { return nil }
+// maxLife stands for records that are kept for ever: no front needs one for longer.
+const maxLife = 30 * 24 * time.Hour
 
-// Publish stores nothing.
-func (NoFront) Publish(context.Context, Record) error { return nil }
+// Life is how long the record, with its result, is still to live at a time of PostgreSQL's clock; negative if that is over.
+func (r *Record) Life(now time.Time) time.Duration {
+	life := maxLife
+	for _, end := range [...]time.Time{r.ExpiresAt, r.ResultExpiresAt} {
+		if !end.IsZero() {
+			life = min(life, end.Sub(now))
+		}
+	}
+	return life
+}
 
-// Evict has nothing to forget.
-func (NoFront) Evict(context.Context, Key) error { return nil }
-
-// End has no mark to remove.
-func (NoFront) End(context.Context, Key, AttemptToken) error { return nil }
+// Keepable reports whether fronts may keep the record: its outcome is there, and will never be another one in this life of
+// the key.
+func (r *Record) Keepable() bool {
+	return r.State == StateSuccess || r.State == StateFailed && !r.Retryable
+}

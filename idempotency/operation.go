@@ -54,6 +54,10 @@ type Operation struct {
 	// Tombstone stores a result over the limit as "done, result gone" instead of rolling back.
 	// Default: false.
 	Tombstone bool
+	// NoLocal keeps its outcomes out of fronts in the process's memory: a program that must see at once what an operator has
+	// changed, or whose results are too big.
+	// Default: false.
+	NoLocal bool
 	// Lease is the time of ownership between renewals in the leased mode; the transactional mode has none.
 	// Default: 30 s.
 	Lease time.Duration

@@ -28,6 +28,7 @@ func (c *call) attempt(ctx context.Context) step {
 	failpoint.Hit(failpoint.AcquireBefore)
 	pooled, err := c.runner.pool.Acquire(ctx)
 	if err != nil {
+		c.doubtEpoch()
 		err = fmt.Errorf("txn: connect: %w", err)
 		if ctx.Err() != nil || refusedForGood(err) {
 			return failed(err)
@@ -91,6 +92,9 @@ func (c *call) acquire(ctx context.Context, conn *pgx.Conn) (*guard, idempotency
 	}
 	g.lastError.Store(nil)
 	g.mayHaveCommitted.Store(false)
+	if err := c.learnEpoch(ctx, conn); err != nil {
+		return g, idempotency.Acquisition{}, err
+	}
 	a, err := c.store.Acquire(ctx, conn, c.req.Key, c.runner.config.Isolation)
 	return g, a, err
 }
@@ -105,6 +109,7 @@ func (a *attempt) acquireFailed(ctx context.Context, err error) step {
 		return restart(err)
 	case closed:
 		a.call.ghost = true // the session may live on for a moment, and hold the lock
+		a.call.doubtEpoch()
 		return restart(err)
 	}
 	return failed(err)
@@ -183,6 +188,7 @@ func (a *attempt) connectionLost(ctx context.Context, err error) step {
 		}
 	}
 	a.call.ghost = true
+	a.call.doubtEpoch()
 	return restart(err)
 }
 
@@ -228,6 +234,7 @@ func (a *attempt) commit(ctx context.Context, done *idempotency.Completion) step
 		// The connection must not be used again: COMMIT's answer may still come.
 		a.open = false
 		_ = conn.Close(canceled) //nolint:contextcheck // ended on purpose, see there
+		c.doubtEpoch()
 		return step{kind: kindUnknown, err: err}
 	case errors.Is(err, idempotency.ErrRecordExists):
 		return step{kind: kindAgain, err: err}

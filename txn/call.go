@@ -29,6 +29,10 @@ type call struct {
 
 	endedFence int64 // of the attempt whose function ended its transaction; 0: none did
 
+	fronted bool      // the fronts are asked and told
+	mark    *heldMark // nil: none is held
+	epoch   string    // of the session that read or committed last, or of the front's answer
+
 	waits   bool      // counted as a waiter
 	busy    stopwatch // since when the key is held by somebody else
 	ghost   bool      // a connection was lost: the holder may be this call's own past
@@ -47,6 +51,7 @@ type outcome struct {
 	record     idempotency.Record
 	own, fresh bool
 	shared     bool
+	from       idempotency.Front // that gave it; nil: PostgreSQL, or a call that this one was merged with
 }
 
 // verdictKind says how an attempt, and so a call, ended. It is decided where things happen and never by looking into an
@@ -77,6 +82,9 @@ func failed(err error) step { return step{kind: kindFailed, err: err} }
 
 // do runs the call to an outcome or an error.
 func (c *call) do(ctx context.Context) (outcome, error) {
+	if s, done := c.askNear(ctx); done {
+		return c.end(s)
+	}
 	for {
 		own, leads := c.runner.flights.join(c.req.Key)
 		if leads {
@@ -94,13 +102,28 @@ func (c *call) end(s step) (outcome, error) {
 	return s.out, s.err
 }
 
-// lead makes this call the one of its key that talks to PostgreSQL.
+// lead makes this call the one of its key that leaves the process.
 func (c *call) lead(ctx context.Context, own *flight) (out outcome, err error) {
 	committed := false
 	// Deferred: a panic or Goexit of the function must not leave followers waiting for ever.
-	defer func() { c.runner.flights.land(c.req.Key, own, out.record, committed) }()
-	out, err = c.end(c.tries(ctx))
-	committed = err == nil
+	defer func() {
+		c.dropMark(ctx)
+		c.runner.flights.land(c.req.Key, own, out.record, committed)
+	}()
+	// Again: the leader before this one may have landed between the first look and now.
+	s, done := c.askNear(ctx)
+	if !done {
+		s, done = c.askFar(ctx)
+	}
+	if !done {
+		s = c.tries(ctx)
+	} else {
+		c.leaveWait()
+	}
+	out, err = c.end(s)
+	if committed = err == nil; committed {
+		c.publish(ctx, &out)
+	}
 	return out, err
 }
 
@@ -141,6 +164,10 @@ func (c *call) lastLook(ctx context.Context) step {
 func (c *call) lookup(ctx context.Context) (s step, done bool, err error) {
 	conn, err := c.runner.pool.Acquire(ctx)
 	if err != nil {
+		return step{}, false, err
+	}
+	if err := c.learnEpoch(ctx, conn.Conn()); err != nil {
+		conn.Release()
 		return step{}, false, err
 	}
 	r, found, err := c.store.Lookup(ctx, conn.Conn(), c.req.Key)

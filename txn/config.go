@@ -21,6 +21,10 @@ const (
 type Config struct {
 	// Operations are all operations this runner serves, each declared once. Required.
 	Operations []idempotency.Operation
+	// Fronts stand before PostgreSQL for the operations with StrategyHybrid, the nearest first: a local front, then Redis.
+	// Close the runner when you use any, and the fronts after it.
+	// Default: none.
+	Fronts []idempotency.Front
 	// Codec stores results. A []byte or json.RawMessage is always stored as it is.
 	// Default: JSON.
 	Codec Codec
@@ -115,12 +119,20 @@ func (c *Config) operations() (map[string]*operation, error) {
 		}
 		if op.Strategy == "" {
 			op.Strategy = idempotency.StrategyStrict
-		}
-		if op.Strategy != idempotency.StrategyStrict {
-			return nil, &idempotency.ConfigError{
-				Field: "Operation " + op.Name + ": Strategy",
-				Rule:  "must be STRICT (or left out) in a runner without fronts, is " + string(op.Strategy),
+			if len(c.Fronts) > 0 {
+				op.Strategy = idempotency.StrategyHybrid
 			}
+		}
+		invalid := func(rule string) error {
+			return &idempotency.ConfigError{Field: "Operation " + op.Name + ": Strategy", Rule: rule}
+		}
+		switch {
+		case op.Strategy == idempotency.StrategyCache:
+			return nil, invalid("must not be CACHE here: nothing of it is in PostgreSQL, use redisfront.Do")
+		case op.Strategy == idempotency.StrategyEventual:
+			return nil, invalid("must not be EVENTUAL here: that is for messages")
+		case op.Strategy == idempotency.StrategyHybrid && len(c.Fronts) == 0:
+			return nil, invalid("must be STRICT (or left out) in a runner without fronts, is HYBRID")
 		}
 		ops[op.Name] = &operation{Operation: op}
 	}

@@ -212,6 +212,7 @@ func (j *Joined[T]) AfterCommit(ctx context.Context) error {
 	if !j.Replayed {
 		c.report(ctx, outcome{record: record, own: true}, nil)
 	}
+	c.publish(ctx, &outcome{record: record})
 	j.Record = record
 	return nil
 }

@@ -41,6 +41,7 @@ type guard struct {
 	commitSent       atomic.Bool
 	lastError        atomic.Pointer[pgconn.PgError]
 	mayHaveCommitted atomic.Bool // a statement of the function answered COMMIT, or BEGIN as the last of several
+	epoch            string      // of the session, used by whoever has the connection; empty: not asked yet
 }
 
 var (

@@ -19,6 +19,7 @@ type Runner struct {
 	config     Config
 	operations map[string]*operation
 	flights    flights
+	fronts     fronts
 	waiters    atomic.Int64
 	checked    atomic.Bool
 }
@@ -27,6 +28,7 @@ type Runner struct {
 type operation struct {
 	idempotency.Operation
 	duplicates rate
+	latency    latency
 }
 
 // New returns a runner on a pool whose configuration went through ConfigurePool. It does not connect; the first call
@@ -51,13 +53,28 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Runner, error) {
 		// pgx reports a lost reply to a statement of the simple protocol as safe to repeat, also where it was a write.
 		return nil, &idempotency.ConfigError{Field: "pool", Rule: "must not use the simple protocol: use pgx.QueryExecModeExec behind a pooler"}
 	}
-	return &Runner{
+	fronts, err := newFronts(config.Fronts)
+	if err != nil {
+		return nil, err
+	}
+	r := &Runner{
 		pool:       pool,
 		store:      idempotency.NewStore(poolConfig.ConnConfig.DefaultQueryExecMode),
 		config:     config,
 		operations: operations,
 		flights:    flights{running: map[idempotency.Key]*flight{}},
-	}, nil
+		fronts:     fronts,
+	}
+	r.fronts.epochs = newEpochWatch(r.store, poolConfig)
+	r.fronts.doubles = newDoubleCheck(r)
+	return r, nil
+}
+
+// Close ends what a runner with fronts does beside its calls; without fronts there is nothing to end. The calls that run
+// go on, without fronts. The pool and the fronts stay open, they are the caller's.
+func (r *Runner) Close() {
+	r.fronts.epochs.close()
+	r.fronts.doubles.close()
 }
 
 // Check asks PostgreSQL whether the runner can work: for a program's start and its readiness. The errors are

@@ -158,6 +158,9 @@ func (c *call) lookForAttempts(ctx context.Context) (idempotency.Record, bool, e
 	if err != nil {
 		return idempotency.Record{}, false, err
 	}
+	if err := c.learnEpoch(ctx, conn.Conn()); err != nil {
+		return idempotency.Record{}, false, err
+	}
 	g.commitSent.Store(true) // its own: it waits for the standby too
 	record, found, err := c.runner.store.LookupAttempt(ctx, conn.Conn(), c.req.Key, c.tokens)
 	if !conn.Conn().IsClosed() {

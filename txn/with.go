@@ -47,7 +47,10 @@ func WithIdempotency[T any](ctx context.Context, r *Runner, req idempotency.Requ
 
 // newCall returns a call whose function leaves its value in value.
 func newCall[T any](ctx context.Context, r *Runner, op *operation, req idempotency.Request, value *T, fn func(context.Context, pgx.Tx) (T, error)) *call {
-	c := &call{runner: r, store: r.store, op: op, req: req, started: startStopwatch(), traceID: r.config.TraceID(ctx)}
+	c := &call{
+		runner: r, store: r.store, op: op, req: req, started: startStopwatch(), traceID: r.config.TraceID(ctx),
+		fronted: op.Strategy == idempotency.StrategyHybrid && r.fronts.configured(),
+	}
 	c.body = func(ctx context.Context, tx pgx.Tx) (result payload, err error) {
 		*value, err = fn(ctx, tx)
 		return encodeOutcome(r.config.Codec, &op.Operation, *value, err)
@@ -122,10 +125,11 @@ func (c *call) report(ctx context.Context, out outcome, err error) {
 	switch {
 	case err == nil && out.own:
 		c.op.duplicates.add(false)
+		c.op.latency.add(took)
 		c.emit(ctx, idempotency.Executed{Key: key, Strategy: strategy, State: out.record.State, Runs: c.runs, Duration: took})
 	case err == nil:
 		c.op.duplicates.add(true)
-		c.emit(ctx, idempotency.Replayed{Key: key, Strategy: strategy, State: out.record.State, Shared: out.shared, Duration: took})
+		c.emit(ctx, idempotency.Replayed{Key: key, Strategy: strategy, State: out.record.State, Shared: out.shared, From: frontName(out.from), Duration: took})
 	case c.ending == kindUnknown:
 		c.emit(ctx, idempotency.Unresolved{Key: key, Strategy: strategy, Err: err, Duration: took})
 	case c.ending == kindAnswered || c.ending == kindBusy:
@@ -134,4 +138,11 @@ func (c *call) report(ctx context.Context, out outcome, err error) {
 	default:
 		c.emit(ctx, idempotency.RolledBack{Key: key, Strategy: strategy, Err: err, Duration: took})
 	}
+}
+
+func frontName(front idempotency.Front) string {
+	if front == nil {
+		return ""
+	}
+	return front.Name()
 }

@@ -1,0 +1,36 @@
+package devstack
+
+import (
+	"fmt"
+	"net"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestRedisNodes_DieAndComeBack(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	nodes, err := StartRedisNodes(ctx, &Config{Out: t.Output()})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, nodes.Stop()) })
+	n, err := nodes.Add(ctx, "maxmemory 3mb")
+	require.NoError(t, err)
+	second, err := nodes.Add(ctx)
+	require.NoError(t, err)
+	require.NotEqual(t, n.Port(), second.Port())
+	require.Error(t, n.Start(ctx), "it runs")
+	require.NoError(t, n.Kill())
+	require.NoError(t, n.Kill())
+	_, err = net.Dial("tcp", n.Address())
+	require.Error(t, err)
+	require.NoError(t, n.Start(ctx))
+	require.NoError(t, n.Pause())
+	require.NoError(t, n.Resume())
+
+	sentinel, err := nodes.AddSentinel(ctx, fmt.Sprintf("sentinel monitor shop 127.0.0.1 %d 1", n.Port()),
+		"sentinel auth-pass shop "+nodes.Password())
+	require.NoError(t, err)
+	require.NoError(t, sentinel.Kill())
+	require.NoError(t, sentinel.Start(ctx), "with what it has written into its own configuration")
+}

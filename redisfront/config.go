@@ -1,0 +1,82 @@
+package redisfront
+
+import (
+	"context"
+	"time"
+
+	"github.com/pgonce/pgonce/idempotency"
+)
+
+// Defaults of a Config.
+const (
+	DefaultPrefix      = "pgonce:"
+	DefaultTimeout     = 500 * time.Millisecond
+	DefaultResultLimit = 64 << 10
+	DefaultMargin      = time.Second
+)
+
+// Config configures a Front. A zero field means its default.
+type Config struct {
+	// Prefix begins every name of ours in Redis.
+	// Default: "pgonce:".
+	Prefix string
+	// Timeout bounds every call of Redis.
+	// Default: 500 ms.
+	Timeout time.Duration
+	// ResultLimit is the largest result kept in Redis, in bytes; larger ones stay in PostgreSQL alone, and Redis only
+	// knows that the key is done. -1: no limit.
+	// Default: 64 KiB.
+	ResultLimit int
+	// Margin is taken from an entry's time to live: Redis' clock is not PostgreSQL's, and an entry that ends early is only
+	// a miss.
+	// Default: 1 s.
+	Margin time.Duration
+	// Sealer encrypts entries, so that Redis and its dumps hold no plain personal data; see NewAESGCM. Entries that it did
+	// not seal are misses then.
+	// Default: none.
+	Sealer Sealer
+	// OnEvent is told of every call that Redis did not serve (idempotency.FrontFailed), and when Redis is not asked any
+	// more and when it is again (idempotency.FrontDegraded). It must be quick.
+	// Default: none.
+	OnEvent idempotency.OnEvent
+}
+
+func (c *Config) withDefaults() Config {
+	var d Config
+	if c != nil {
+		d = *c
+	}
+	if d.Prefix == "" {
+		d.Prefix = DefaultPrefix
+	}
+	if d.Timeout == 0 {
+		d.Timeout = DefaultTimeout
+	}
+	if d.ResultLimit == 0 {
+		d.ResultLimit = DefaultResultLimit
+	}
+	if d.Margin == 0 {
+		d.Margin = DefaultMargin
+	}
+	if d.OnEvent == nil {
+		d.OnEvent = func(context.Context, idempotency.Event) {}
+	}
+	return d
+}
+
+func (c *Config) validate() error {
+	invalid := func(field, rule string) error {
+		return &idempotency.ConfigError{Field: "redisfront.Config." + field, Rule: rule}
+	}
+	switch {
+	case hasBraces(c.Prefix):
+		return invalid("Prefix", "must not hold braces: they choose a cluster's slot")
+	case c.Timeout < time.Millisecond || c.Timeout > time.Minute:
+		return invalid("Timeout", "must be from 1ms to 1m")
+	case c.ResultLimit < -1:
+		return invalid("ResultLimit", "must be positive, or -1 for none")
+	case c.Margin < 0:
+		return invalid("Margin", "must not be negative")
+	}
+	return nil
+}

@@ -1,0 +1,248 @@
+package redisfront
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/pgonce/pgonce/idempotency"
+)
+
+// Name is the front's, in events and metrics.
+const Name = "redis"
+
+// Front is Redis before PostgreSQL.
+type Front struct {
+	client    redis.UniversalClient
+	config    Config
+	waiters   *waiters
+	breaker   *breaker
+	publisher *publisher
+}
+
+var _ idempotency.Front = (*Front)(nil)
+
+// New returns a front on the client, which stays its caller's. It does not connect. The client must be made with
+// ContextTimeoutEnabled: without it go-redis waits for its own timeouts, however short Config.Timeout is. Close the front.
+func New(client redis.UniversalClient, cfg *Config) (*Front, error) {
+	if client == nil {
+		return nil, &idempotency.ConfigError{Field: "redisfront: client", Rule: "must not be nil"}
+	}
+	config := cfg.withDefaults()
+	if err := config.validate(); err != nil {
+		return nil, err
+	}
+	if !contextTimeouts(client) {
+		return nil, &idempotency.ConfigError{
+			Field: "redisfront: client", Rule: "must be made with ContextTimeoutEnabled: Config.Timeout would not be kept otherwise",
+		}
+	}
+	f := &Front{client: client, config: config, waiters: newWaiters(client)}
+	f.breaker = newBreaker(f)
+	f.publisher = newPublisher(f)
+	return f, nil
+}
+
+// contextTimeouts is true also for clients whose options cannot be seen.
+func contextTimeouts(client redis.UniversalClient) bool {
+	switch c := client.(type) {
+	case *redis.Client:
+		return c.Options().ContextTimeoutEnabled
+	case *redis.ClusterClient:
+		return c.Options().ContextTimeoutEnabled
+	}
+	return true
+}
+
+// Close sends what is still to be published, and ends what the front does beside its calls. Its client stays open.
+func (f *Front) Close() error {
+	err := f.publisher.close()
+	f.breaker.close()
+	return errors.Join(err, f.waiters.close())
+}
+
+// Name is Name.
+func (*Front) Name() string { return Name }
+
+// Near is false: it is another machine.
+func (*Front) Near() bool { return false }
+
+// Degraded reports whether Redis is not asked at the moment.
+func (f *Front) Degraded() bool { return f.breaker.degraded() }
+
+// Lookup returns the final record of a key, if it is of this epoch and its result is here.
+func (f *Front) Lookup(ctx context.Context, ask idempotency.Ask) (idempotency.Record, bool, error) {
+	n := f.names(ask.Key)
+	reply, err := f.run(ctx, scriptLookup, n, []string{n.entry, n.mark}, ask.Epoch)
+	if err != nil {
+		return idempotency.Record{}, false, err
+	}
+	return f.known(ask, n, reply, nil)
+}
+
+// Begin marks the key as running, unless its final record or another call's mark is there.
+func (f *Front) Begin(ctx context.Context, ask idempotency.Ask, mark idempotency.AttemptToken, ttl time.Duration) (idempotency.Record, bool, error) {
+	n := f.names(ask.Key)
+	reply, err := f.run(ctx, scriptBegin, n, []string{n.entry, n.mark}, ask.Epoch, holder(mark, ask.Fingerprint), len(mark), milliseconds(ttl))
+	if err != nil {
+		return idempotency.Record{}, false, err
+	}
+	return f.known(ask, n, reply, &idempotency.InProgressError{Key: ask.Key, RetryAfter: time.Second})
+}
+
+// known reads what Redis knows of a key. What does not read, or is another key's, is a miss.
+func (f *Front) known(ask idempotency.Ask, n names, reply reply, busy error) (idempotency.Record, bool, error) {
+	miss := idempotency.Record{}
+	switch reply.code {
+	case Busy:
+		if !samePayload(reply.text(1), ask.Fingerprint) {
+			return miss, false, &idempotency.MismatchError{Key: ask.Key}
+		}
+		return miss, false, busy
+	case Done:
+		r, elsewhere, err := f.decode(ask.Key, n, reply.text(1))
+		if err != nil {
+			f.emit(idempotency.FrontFailed{Front: Name, Op: reply.script, Err: &Error{Script: reply.script, Code: Invalid, Err: err}})
+			return miss, false, nil
+		}
+		switch v, _ := r.Verdict(ask.Fingerprint); {
+		case v == idempotency.VerdictMismatch:
+			return miss, false, &idempotency.MismatchError{Key: ask.Key, CreatedAt: r.CreatedAt}
+		case v == idempotency.VerdictReplay && !elsewhere, v == idempotency.VerdictGone && !elsewhere:
+			return r, true, nil
+		}
+	}
+	return miss, false, nil
+}
+
+// Renew keeps the call's own mark alive.
+func (f *Front) Renew(ctx context.Context, key idempotency.Key, mark idempotency.AttemptToken, ttl time.Duration) error {
+	n := f.names(key)
+	_, err := f.run(ctx, scriptRenew, n, []string{n.mark}, mark[:], milliseconds(ttl))
+	return err
+}
+
+// Publish stores a final record. One without an epoch, or whose life is over, is not stored; its call's mark goes all the
+// same.
+func (f *Front) Publish(ctx context.Context, e idempotency.Entry) {
+	life := e.Life - f.config.Margin
+	if e.Epoch == "" || life < time.Millisecond || !e.Record.Keepable() {
+		f.End(ctx, e.Record.Key, e.Mark)
+		return
+	}
+	n := f.names(e.Record.Key)
+	body, err := f.encode(&e.Record, n)
+	if err != nil {
+		f.emit(idempotency.FrontFailed{Front: Name, Op: scriptPublish.name, Err: err})
+		f.End(ctx, e.Record.Key, e.Mark)
+		return
+	}
+	f.add(job{
+		script: scriptPublish, names: n, keys: []string{n.entry, n.mark}, size: int64(len(body)),
+		args: []any{e.Epoch, fmt.Sprintf("%019d", e.Record.Fence), body, milliseconds(life), bytesOf(e.Mark), n.channel},
+	})
+}
+
+// End removes the call's own mark.
+func (f *Front) End(_ context.Context, key idempotency.Key, mark idempotency.AttemptToken) {
+	if mark == (idempotency.AttemptToken{}) {
+		return
+	}
+	n := f.names(key)
+	f.add(job{script: scriptEnd, names: n, keys: []string{n.mark}, args: []any{bytesOf(mark), n.channel}})
+}
+
+func (f *Front) add(j job) {
+	if err := f.publisher.add(j); err != nil {
+		f.emit(idempotency.FrontFailed{Front: Name, Op: j.script.name, Err: err})
+	}
+}
+
+// Evict forgets what is known of a key, also what is still on its way to Redis.
+func (f *Front) Evict(ctx context.Context, key idempotency.Key) error {
+	n := f.names(key)
+	done := make(chan error, 1)
+	if err := f.publisher.add(job{script: scriptEvict, names: n, keys: []string{n.entry}, done: done}); err != nil {
+		return &Error{Script: scriptEvict.name, Code: Unavailable, Err: err}
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Flush returns when everything that was published so far has been sent, or dropped.
+func (f *Front) Flush(ctx context.Context) error {
+	done := make(chan error, 1)
+	if err := f.publisher.add(job{done: done}); err != nil {
+		return err
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Wait returns when the key's mark goes.
+func (f *Front) Wait(ctx context.Context, key idempotency.Key) error {
+	n := f.names(key)
+	gone, leave := f.waiters.join(n.channel) //nolint:contextcheck // the subscription is the front's, not this caller's
+	defer leave()
+	// Redis' messages may be lost, and a mark that ends by itself sends none: so the mark is looked at too.
+	for pause := 20 * time.Millisecond; ; pause = min(pause*2, 500*time.Millisecond) {
+		held, err := f.held(ctx, n)
+		if err != nil || !held {
+			return err
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-gone:
+			timer.Stop()
+			return nil
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (f *Front) held(ctx context.Context, n names) (bool, error) {
+	reply, err := f.run(ctx, scriptHeld, n, []string{n.mark})
+	return reply.code == Busy, err
+}
+
+// tryMark does what every call needs, on a name of its own in the slot of n.
+func (f *Front) tryMark(ctx context.Context, n names) error {
+	token := idempotency.NewAttemptToken()
+	keys := []string{n.entry + ":probe", n.mark + ":probe"}
+	if _, err := f.exchange(ctx, scriptBegin, keys, "", bytesOf(token), len(token), milliseconds(time.Second)); err != nil {
+		return err
+	}
+	_, err := f.exchange(ctx, scriptEnd, keys[1:], bytesOf(token), n.channel+":probe")
+	return err
+}
+
+func (f *Front) emit(e idempotency.Event) { f.config.OnEvent(context.Background(), e) }
+
+// milliseconds is Redis' unit. Nothing lives for 0: that would be an error, or for ever.
+func milliseconds(d time.Duration) int64 { return max(1, d.Milliseconds()) }
+
+// bytesOf copies a token, since jobs outlive their callers; none is no bytes.
+func bytesOf(token idempotency.AttemptToken) []byte {
+	if token == (idempotency.AttemptToken{}) {
+		return nil
+	}
+	return token[:]
+}
+
+// braces choose a cluster's slot.
+func hasBraces(s string) bool { return strings.ContainsAny(s, "{}") }

@@ -1,0 +1,36 @@
+package redisfront
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/hex"
+
+	"github.com/pgonce/pgonce/idempotency"
+)
+
+// names are what Redis knows one key by. This is the only place where they are made.
+type names struct {
+	entry, mark, channel string
+}
+
+// names hashes every part that comes from outside: braces in a key would choose its slot, and a value would be readable by
+// whoever may list keys. The operation stands alone at the front, so that one operation's keys can be counted. There is no
+// time in a name: two duplicates would take two marks.
+func (f *Front) names(key idempotency.Key) names {
+	return f.namesOf(key.Tenant(), key.Operation(), key.Value())
+}
+
+// namesOf makes the names of tenant, operation and value, or of something else that has as many parts as it likes.
+func (f *Front) namesOf(parts ...string) names {
+	hash := sha256.New()
+	for _, part := range parts {
+		hash.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part))))
+		hash.Write([]byte(part))
+	}
+	operation := sha256.Sum256([]byte(parts[min(1, len(parts)-1)]))
+	// 132 bits: keys that met would only miss, since an entry carries its whole identity.
+	tag := base64.RawURLEncoding.EncodeToString(hash.Sum(nil))[:22]
+	base := f.config.Prefix + hex.EncodeToString(operation[:4]) + ":{" + tag + "}"
+	return names{entry: base + ":entry", mark: base + ":mark", channel: base + ":gone"}
+}

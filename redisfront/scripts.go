@@ -1,0 +1,114 @@
+package redisfront
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/pgonce/pgonce/idempotency"
+)
+
+//go:embed lua/*.lua
+var sources embed.FS
+
+// script is one of ours. It is sent by its hash; a server that has lost it (restart, failover, SCRIPT FLUSH) gets its text.
+type script struct {
+	name string
+	*redis.Script
+}
+
+var (
+	scriptBegin   = load("begin")
+	scriptLookup  = load("lookup")
+	scriptRenew   = load("renew")
+	scriptEnd     = load("end")
+	scriptPublish = load("publish")
+	scriptEvict   = load("evict")
+	scriptHeld    = load("held")
+)
+
+func load(name string) script {
+	source, err := sources.ReadFile("lua/" + name + ".lua")
+	if err != nil {
+		panic(err) // the name is a constant
+	}
+	return script{name: name, Script: redis.NewScript(preamble() + string(source))}
+}
+
+// reply is what a script returned: a code and what belongs to it.
+type reply struct {
+	script string
+	code   Code
+	rest   []any
+}
+
+// text returns value i, counted from 1; nil if it is not there.
+func (r reply) text(i int) []byte {
+	if i > len(r.rest) {
+		return nil
+	}
+	s, _ := r.rest[i-1].(string)
+	return []byte(s)
+}
+
+// run runs a script for a caller, if Redis is asked at all now.
+func (f *Front) run(ctx context.Context, s script, n names, keys []string, args ...any) (reply, error) {
+	done, err := f.breaker.pass()
+	if err != nil {
+		return reply{}, &Error{Script: s.name, Code: Unavailable, Err: err}
+	}
+	r, err := f.exchange(ctx, s, keys, args...)
+	if err != nil && ctx.Err() != nil {
+		done(n, errCallerGone)
+		return reply{}, err
+	}
+	done(n, err)
+	if err != nil {
+		f.emit(idempotency.FrontFailed{Front: Name, Op: s.name, Err: err})
+	}
+	return r, err
+}
+
+// exchange runs a script.
+func (f *Front) exchange(ctx context.Context, s script, keys []string, args ...any) (reply, error) {
+	ctx, cancel := context.WithTimeout(ctx, f.config.Timeout)
+	defer cancel()
+	values, err := s.Run(ctx, f.client, keys, args...).Slice()
+	if err != nil {
+		return reply{}, failed(s.name, err)
+	}
+	return read(s, values)
+}
+
+func read(s script, values []any) (reply, error) {
+	if len(values) > 0 {
+		if code, ok := values[0].(int64); ok && Code(code) < Invalid {
+			return reply{script: s.name, code: Code(code), rest: values[1:]}, nil
+		}
+	}
+	return reply{}, &Error{Script: s.name, Code: Invalid, Err: fmt.Errorf("replied %.100v", values)}
+}
+
+// failed makes an *Error of what go-redis returned.
+func failed(script string, err error) error {
+	code := Unavailable
+	switch {
+	case errors.Is(err, context.DeadlineExceeded) || isTimeout(err):
+		code = Timeout
+	case redis.IsOOMError(err):
+		code = OutOfMemory
+	case redis.IsReadOnlyError(err):
+		code = ReadOnly
+	case redis.HasErrorPrefix(err, "ERR"):
+		code = Invalid
+	}
+	return &Error{Script: script, Code: code, Err: err}
+}
+
+func isTimeout(err error) bool {
+	var timeout interface{ Timeout() bool }
+	return errors.As(err, &timeout) && timeout.Timeout()
+}

@@ -1,0 +1,160 @@
+package txn
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgonce/pgonce/idempotency"
+)
+
+// What fronts keep is believed only while the epoch was read within epochLife.
+const (
+	epochLife     = time.Second
+	epochInterval = epochLife / 2
+)
+
+// epochWatch knows the epoch that entries must be of, and PostgreSQL's clock. It asks on a connection of its own: one of
+// the pool may be minutes away when every call waits for one, which is when fronts are needed most.
+type epochWatch struct {
+	store *idempotency.Store
+	pool  *pgxpool.Config
+	known atomic.Pointer[knownEpoch]
+
+	begin  sync.Once
+	doubts chan struct{}
+	ctx    context.Context //nolint:containedctx // the life of the watch, ended by close
+	cancel context.CancelFunc
+	group  sync.WaitGroup
+}
+
+// knownEpoch is what was read: PostgreSQL's time is that of the read, which began at this process's asked.
+type knownEpoch struct {
+	epoch string
+	now   time.Time
+	asked stopwatch
+}
+
+func newEpochWatch(store *idempotency.Store, pool *pgxpool.Config) *epochWatch {
+	w := &epochWatch{store: store, pool: pool, doubts: make(chan struct{}, 1)}
+	w.ctx, w.cancel = context.WithCancel(context.Background())
+	return w
+}
+
+// current returns the epoch, and PostgreSQL's time, which it puts a little later rather than earlier. known is false where
+// the last read is too old.
+func (w *epochWatch) current() (epoch string, now time.Time, known bool) {
+	w.begin.Do(func() { w.group.Go(w.run) })
+	k := w.known.Load()
+	if k == nil {
+		return "", time.Time{}, false
+	}
+	age := k.asked.elapsed()
+	return k.epoch, k.now.Add(age), age <= epochLife
+}
+
+// doubt forgets the epoch and has it read anew: a connection was lost, and the next one may reach another server.
+func (w *epochWatch) doubt() {
+	w.known.Store(nil)
+	select {
+	case w.doubts <- struct{}{}:
+	default:
+	}
+}
+
+func (w *epochWatch) close() {
+	w.begin.Do(func() {}) // never begins any more
+	w.cancel()
+	w.group.Wait()
+}
+
+func (w *epochWatch) run() {
+	var conn *pgx.Conn
+	defer func() { w.drop(conn) }()
+	for {
+		conn = w.read(conn)
+		timer := time.NewTimer(epochInterval)
+		select {
+		case <-w.ctx.Done():
+			timer.Stop()
+			return
+		case <-w.doubts:
+			timer.Stop()
+			// The same session would answer what it answered before.
+			w.drop(conn)
+			conn = nil
+		case <-timer.C:
+		}
+	}
+}
+
+// read returns the connection to go on with, nil if there is none.
+func (w *epochWatch) read(conn *pgx.Conn) *pgx.Conn {
+	ctx, cancel := context.WithTimeout(w.ctx, epochLife)
+	defer cancel()
+	var err error
+	if conn == nil {
+		if conn, err = w.connect(ctx); err != nil {
+			return nil
+		}
+	}
+	asked := startStopwatch()
+	epoch, now, err := w.store.Epoch(ctx, conn)
+	if err != nil {
+		w.known.Store(nil)
+		w.drop(conn)
+		return nil
+	}
+	w.known.Store(&knownEpoch{epoch: epoch, now: now, asked: asked})
+	return conn
+}
+
+func (w *epochWatch) connect(ctx context.Context) (*pgx.Conn, error) {
+	config := w.pool.ConnConfig.Copy()
+	if w.pool.BeforeConnect != nil {
+		if err := w.pool.BeforeConnect(ctx, config); err != nil {
+			return nil, err
+		}
+	}
+	return pgx.ConnectConfig(ctx, config)
+}
+
+func (*epochWatch) drop(conn *pgx.Conn) {
+	if conn != nil {
+		_ = conn.Close(canceled)
+	}
+}
+
+// learnEpoch notes the epoch of a session that is in no transaction: what it reads or commits next is of this epoch or of
+// a later one. The server is asked only when the watch has seen another epoch than this session.
+func (c *call) learnEpoch(ctx context.Context, conn *pgx.Conn) error {
+	c.epoch = ""
+	if !c.fronted {
+		return nil
+	}
+	current, _, known := c.runner.fronts.epochs.current()
+	if !known {
+		return nil
+	}
+	g, err := guardOf(conn)
+	if err != nil {
+		return err
+	}
+	if g.epoch != current {
+		if g.epoch, _, err = c.store.Epoch(ctx, conn); err != nil {
+			return err
+		}
+	}
+	c.epoch = g.epoch
+	return nil
+}
+
+func (c *call) doubtEpoch() {
+	if c.fronted {
+		c.runner.fronts.epochs.doubt()
+	}
+}
