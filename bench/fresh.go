@@ -140,6 +140,8 @@ func placeFloor(ctx context.Context, pool *pgxpool.Pool, o order) error {
 	})
 }
 
+var errReplayed = errors.New("a fresh order was replayed")
+
 // placeOnce is the same with pgonce.
 func placeOnce(ctx context.Context, runner *txn.Runner, o order) error {
 	req, err := request(create, o)
@@ -148,7 +150,7 @@ func placeOnce(ctx context.Context, runner *txn.Runner, o order) error {
 	}
 	res, err := txn.WithIdempotency(ctx, runner, req, o.run)
 	if err == nil && res.Replayed {
-		return errors.New("a fresh order was replayed")
+		return errReplayed
 	}
 	return err
 }

@@ -57,7 +57,7 @@ func parse(args []string, out io.Writer) (settings, error) {
 	flags.StringVar(&levels, "c", "1,8,32", "numbers of concurrent callers")
 	flags.DurationVar(&s.duration, "duration", 3*time.Second, "measured time of every variant at every number of callers")
 	flags.IntVar(&s.rounds, "rounds", 5, "rounds the duration is divided into; results are medians over them")
-	flags.StringVar(&only, "only", "", "groups (fresh, replay, waiting, big) or variants to run, separated by commas (default all but big)")
+	flags.StringVar(&only, "only", "", "groups (fresh, replay, fronted, fronted-replay, waiting, storm, lookup, big) or variants to run, separated by commas (default all but big)")
 	flags.BoolVar(&s.json, "json", false, "write JSON instead of tables")
 	flags.BoolVar(&s.check, "check", false, "exit with 1 if a target is missed")
 	flags.StringVar(&s.buffers, "buffers", "", "shared_buffers of the server (default 256MB; for -only big 1 GB for each million records)")
@@ -107,8 +107,11 @@ func names() []string {
 	for _, kind := range waitings {
 		all = append(all, kind.name) // the first one is called like its group
 	}
-	return append(all, bigParts...)
+	return append(append(all, "storm", "lookup"), bigParts...)
 }
+
+// What needs a Redis.
+var redisParts = slices.Concat([]string{fronted.name, frontedReplay.name, "storm"}, fronted.names, frontedReplay.names)
 
 // wants reports whether -only names one of these.
 func (s settings) wants(names ...string) bool {
@@ -120,7 +123,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	if err != nil {
 		return err
 	}
-	w, err := newWorld(ctx, s.buffers, stderr)
+	w, err := newWorld(ctx, s.buffers, s.wants(redisParts...), stderr)
 	if err != nil {
 		return err
 	}
@@ -150,6 +153,22 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 				return fmt.Errorf("%s: %w", kind.name, err)
 			}
 			r.Waiting = append(r.Waiting, result)
+		}
+	}
+	if s.wants("storm") {
+		for _, runners := range []int{1, 3} {
+			_, _ = fmt.Fprintf(stderr, "bench: storm: %d runners\n", runners)
+			result, err := measureStorm(ctx, w, runners, s.rounds)
+			if err != nil {
+				return fmt.Errorf("storm: %w", err)
+			}
+			r.Storms = append(r.Storms, result)
+		}
+	}
+	if s.wants("lookup") {
+		_, _ = fmt.Fprintln(stderr, "bench: lookup")
+		if r.Lookups, err = measureLookups(ctx); err != nil {
+			return fmt.Errorf("lookup: %w", err)
 		}
 	}
 	if s.wantsBig(bigParts...) {

@@ -28,7 +28,7 @@ type group struct {
 	setup     func(ctx context.Context, w *world, p *pools) ([]variant, error)
 }
 
-var groups = []group{fresh, replay}
+var groups = []group{fresh, replay, fronted, frontedReplay}
 
 // cell is one variant at one number of callers.
 type cell struct {

@@ -12,6 +12,8 @@ type report struct {
 	Machine machine         `json:"machine"`
 	Cells   []cell          `json:"cells"`
 	Waiting []waitingResult `json:"waiting,omitempty"`
+	Storms  []stormResult   `json:"storms,omitempty"`
+	Lookups []lookupResult  `json:"lookups,omitempty"`
 	Big     *bigResult      `json:"big,omitempty"`
 	Targets []target        `json:"targets"`
 
@@ -31,6 +33,12 @@ var meanings = map[string]string{
 	"replay-adaptive": "the same once it has learned: it looks up first, as with Retry",
 	"waiting":         "100 waiters on one order of 1.5 s, a pool of 10, 8 others placing orders: one process",
 	"waiting-apart":   "the same with a runner for every waiter, as in 100 processes, all on the one pool of 10",
+
+	"strict":       "txn.WithIdempotency without fronts",
+	"hybrid":       "the same with a local front and Redis: both are asked in vain, and told",
+	"replay-pg":    "replay with Request.Retry, without fronts",
+	"replay-redis": "the same with Redis alone",
+	"replay-local": "the same with a local front alone",
 
 	"fresh-100k":        "a fresh order of one of 10,000 pairs of tenant and operation, UUIDv7 keys, 100,000 records",
 	"fresh-big":         "the same with the many records",
@@ -84,6 +92,20 @@ func (r *report) print(out io.Writer) error {
 		line("variant\treplays\tothers/s with\twithout\tratio\tlast answer ms after the end\t")
 		for _, w := range r.Waiting {
 			line("%s\t%d of %d\t%.0f\t%.0f\t%.2f\t%.0f\t", w.Name, w.Replays, w.Waiters, w.With, w.Without, w.Others.Median, w.WaiterMS)
+		}
+	}
+	if len(r.Storms) > 0 {
+		text("\nstorm of %d callers and %d keys", stormCallers, stormKeys)
+		line("processes\texecutions\tround trips to PostgreSQL\tms\t")
+		for _, s := range r.Storms {
+			line("%d\t%.0f\t%.0f\t%.0f\t", s.Runners, s.Executions, s.Trips, s.MS)
+		}
+	}
+	if len(r.Lookups) > 0 {
+		text("\nlocal front, one hit with its check of key, epoch and fingerprint")
+		line("cache\tns\tallocations\t")
+		for _, l := range r.Lookups {
+			line("%s\t%.0f\t%d\t", l.Name, l.NS, l.Allocs)
 		}
 	}
 	if r.Big != nil {

@@ -30,6 +30,11 @@ var (
 )
 
 const (
+	hybridTarget      = 0.85 // at 8 callers
+	redisReplayTarget = 1.2  // at 32 callers
+	lookupNS          = 500
+	lookupAllocs      = 1
+
 	othersTarget = 0.9
 	bigTarget    = 0.9
 	findLimit    = 3 * time.Second
@@ -40,6 +45,9 @@ const (
 var bigBaselines = map[string]string{
 	"fresh-big": "fresh-100k", "retry-big-recent": "retry-100k", "replay-big-recent": "replay-100k",
 }
+
+// stormTrips are what a storm may cost, by the number of runners.
+var stormTrips = map[int]float64{1: 500, 3: 1200}
 
 // findTarget is about the slowest look-up of a key's value alone.
 func (b *bigResult) findTarget() target {
@@ -75,6 +83,28 @@ func targets(r *report) []target {
 		if want := replayTargets[c.Variant]; want > 0 && selectRan {
 			add(fmt.Sprintf("replay, c=%d: %s / select", c.Callers, c.Variant), want, toSelect, "")
 		}
+	}
+	for _, c := range r.Cells {
+		if q, ok := c.ToBase["strict"]; ok && c.Variant == "hybrid" && c.Callers == 8 {
+			add("fresh order, c=8: hybrid / strict", hybridTarget, q, "")
+		}
+		if q, ok := c.ToBase["replay-pg"]; ok && c.Variant == "replay-redis" && c.Callers == 32 {
+			add("replay, c=32: Redis / PostgreSQL", redisReplayTarget, q, "")
+		}
+	}
+	// The rest are limits: the share of them that is not used up.
+	limit := func(name string, allowed, got float64) {
+		t := target{Name: fmt.Sprintf("%s: %.0f / %.0f", name, allowed, got), Want: 1, Got: allowed / max(got, 1e-9)}
+		t.Passed = got <= allowed
+		all = append(all, t)
+	}
+	for _, s := range r.Storms {
+		limit(fmt.Sprintf("storm, %d processes, round trips", s.Runners), stormTrips[s.Runners], s.Trips)
+		limit(fmt.Sprintf("storm, %d processes, executions", s.Runners), stormKeys, s.Executions)
+	}
+	for _, l := range r.Lookups {
+		limit("look-up, "+l.Name+", ns", lookupNS, l.NS)
+		limit("look-up, "+l.Name+", allocations", lookupAllocs, float64(l.Allocs))
 	}
 	if r.Big != nil {
 		for _, c := range r.Cells {

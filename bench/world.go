@@ -38,13 +38,14 @@ type world struct {
 	machine machine
 }
 
-func newWorld(ctx context.Context, buffers string, out io.Writer) (_ *world, err error) {
+func newWorld(ctx context.Context, buffers string, withRedis bool, out io.Writer) (_ *world, err error) {
 	stack, err := devstack.Start(ctx, &devstack.Config{
 		// A checkpoint in the middle of somebody's slice would be charged to that variant.
 		Settings: map[string]string{
 			"max_wal_size": "8GB", "checkpoint_timeout": "30min", "shared_buffers": buffers, "max_connections": "400",
 		},
-		Out: out,
+		Redis: withRedis,
+		Out:   out,
 	})
 	if err != nil {
 		return nil, err
@@ -125,6 +126,7 @@ type pools struct {
 	size      int
 	configure []func(*pgxpool.Config)
 	made      []*pgxpool.Pool
+	closers   []func() error // of what stands on them, closed in the reverse order
 }
 
 func (p *pools) plain(ctx context.Context) (*pgxpool.Pool, error) { return p.make(ctx, p.world.url) }
@@ -147,6 +149,9 @@ func (p *pools) make(ctx context.Context, url string, configure ...func(*pgxpool
 }
 
 func (p *pools) close() {
+	for _, end := range slices.Backward(p.closers) {
+		_ = end() // nothing of it is measured
+	}
 	for _, pool := range p.made {
 		pool.Close()
 	}

@@ -15,6 +15,8 @@ import (
 
 	"github.com/pgonce/pgonce/db"
 	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/localfront"
+	"github.com/pgonce/pgonce/redisfront"
 	"github.com/pgonce/pgonce/txn"
 )
 
@@ -103,6 +105,13 @@ func TestDefaults_TableIsTheCode(t *testing.T) {
 		fmt.Sprintf("| MaxRetries | %d |", txn.DefaultMaxRetries),
 		"| MaxWaiters | " + thousands(txn.DefaultMaxWaiters) + " |",
 		"| CommitTimeout | " + human(txn.DefaultCommitTimeout) + " |",
+		"| local front, records | " + thousands(localfront.DefaultMaxRecords) + " |",
+		fmt.Sprintf("| local front, bytes | %d MiB |", localfront.DefaultMaxBytes>>20),
+		"| local front, age | " + human(localfront.DefaultMaxAge) + " |",
+		fmt.Sprintf("| Redis, a call | %d ms |", redisfront.DefaultTimeout/time.Millisecond),
+		fmt.Sprintf("| Redis, largest result | %d KiB |", redisfront.DefaultResultLimit>>10),
+		"| Redis, margin | " + human(redisfront.DefaultMargin) + " |",
+		"| Redis, names begin with | `" + redisfront.DefaultPrefix + "` |",
 		fmt.Sprintf("at least %d min; `Forever`", idempotency.MinRetention/time.Minute),
 		fmt.Sprintf("| tenant | 1 to %d bytes |", idempotency.MaxTenantBytes),
 		fmt.Sprintf("| operation | 1 to %d bytes |", idempotency.MaxOperationBytes),

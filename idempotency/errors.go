@@ -101,10 +101,13 @@ func (e *InProgressError) Unwrap() error { return ErrInProgress }
 // MismatchError unwraps to ErrMismatch.
 type MismatchError struct {
 	Key       Key
-	CreatedAt time.Time // when the first payload came
+	CreatedAt time.Time // when the first payload came; zero: the call with it still runs
 }
 
 func (e *MismatchError) Error() string {
+	if e.CreatedAt.IsZero() {
+		return ErrMismatch.Error() + " (a call with another payload runs right now): use a new key for a new request"
+	}
 	return fmt.Sprintf("%v (first used %s): use a new key for a new request", ErrMismatch, e.CreatedAt.UTC().Format(time.RFC3339))
 }
 

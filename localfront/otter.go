@@ -21,7 +21,8 @@ type living struct {
 }
 
 func newOtterCache(config Config) (cache, error) {
-	share := max(1, config.MaxBytes/int64(config.MaxRecords))
+	records := int64(config.MaxRecords)
+	share := (config.MaxBytes + records - 1) / records
 	items, err := otter.New(&otter.Options[idempotency.Key, living]{
 		MaximumWeight: uint64(config.MaxBytes), //nolint:gosec // validated
 		Weigher: func(_ idempotency.Key, l living) uint32 {

@@ -40,7 +40,7 @@ func newBreaker(f *Front) *breaker {
 				b.opened(ctx)
 			}
 			if to == gobreaker.StateClosed {
-				f.emit(idempotency.FrontDegraded{Front: Name})
+				f.emit(ctx, idempotency.FrontDegraded{Front: Name})
 			}
 		},
 		// A caller that went away says nothing about Redis.
@@ -77,7 +77,7 @@ func (b *breaker) degraded() bool { return b.state.State() != gobreaker.StateClo
 func (b *breaker) opened(ctx context.Context) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.front.emit(idempotency.FrontDegraded{Front: Name, Degraded: true, Err: b.cause})
+	b.front.emit(ctx, idempotency.FrontDegraded{Front: Name, Degraded: true, Err: b.cause})
 	if !b.closed {
 		b.group.Go(func() { b.probe(ctx) })
 	}

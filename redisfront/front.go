@@ -81,7 +81,7 @@ func (f *Front) Lookup(ctx context.Context, ask idempotency.Ask) (idempotency.Re
 	if err != nil {
 		return idempotency.Record{}, false, err
 	}
-	return f.known(ask, n, reply, nil)
+	return f.known(ctx, ask, n, reply, nil)
 }
 
 // Begin marks the key as running, unless its final record or another call's mark is there.
@@ -91,11 +91,11 @@ func (f *Front) Begin(ctx context.Context, ask idempotency.Ask, mark idempotency
 	if err != nil {
 		return idempotency.Record{}, false, err
 	}
-	return f.known(ask, n, reply, &idempotency.InProgressError{Key: ask.Key, RetryAfter: time.Second})
+	return f.known(ctx, ask, n, reply, &idempotency.InProgressError{Key: ask.Key, RetryAfter: time.Second})
 }
 
 // known reads what Redis knows of a key. What does not read, or is another key's, is a miss.
-func (f *Front) known(ask idempotency.Ask, n names, reply reply, busy error) (idempotency.Record, bool, error) {
+func (f *Front) known(ctx context.Context, ask idempotency.Ask, n names, reply reply, busy error) (idempotency.Record, bool, error) {
 	miss := idempotency.Record{}
 	switch reply.code {
 	case Busy:
@@ -106,8 +106,8 @@ func (f *Front) known(ask idempotency.Ask, n names, reply reply, busy error) (id
 	case Done:
 		r, elsewhere, err := f.decode(ask.Key, n, reply.text(1))
 		if err != nil {
-			f.emit(idempotency.FrontFailed{Front: Name, Op: reply.script, Err: &Error{Script: reply.script, Code: Invalid, Err: err}})
-			return miss, false, nil
+			f.emit(ctx, idempotency.FrontFailed{Front: Name, Op: reply.script, Err: &Error{Script: reply.script, Code: Invalid, Err: err}})
+			return miss, false, nil //nolint:nilerr // told, and a miss
 		}
 		switch v, _ := r.Verdict(ask.Fingerprint); {
 		case v == idempotency.VerdictMismatch:
@@ -137,28 +137,28 @@ func (f *Front) Publish(ctx context.Context, e idempotency.Entry) {
 	n := f.names(e.Record.Key)
 	body, err := f.encode(&e.Record, n)
 	if err != nil {
-		f.emit(idempotency.FrontFailed{Front: Name, Op: scriptPublish.name, Err: err})
+		f.emit(ctx, idempotency.FrontFailed{Front: Name, Op: scriptPublish.name, Err: err})
 		f.End(ctx, e.Record.Key, e.Mark)
 		return
 	}
-	f.add(job{
+	f.add(ctx, job{
 		script: scriptPublish, names: n, keys: []string{n.entry, n.mark}, size: int64(len(body)),
 		args: []any{e.Epoch, fmt.Sprintf("%019d", e.Record.Fence), body, milliseconds(life), bytesOf(e.Mark), n.channel},
 	})
 }
 
 // End removes the call's own mark.
-func (f *Front) End(_ context.Context, key idempotency.Key, mark idempotency.AttemptToken) {
+func (f *Front) End(ctx context.Context, key idempotency.Key, mark idempotency.AttemptToken) {
 	if mark == (idempotency.AttemptToken{}) {
 		return
 	}
 	n := f.names(key)
-	f.add(job{script: scriptEnd, names: n, keys: []string{n.mark}, args: []any{bytesOf(mark), n.channel}})
+	f.add(ctx, job{script: scriptEnd, names: n, keys: []string{n.mark}, args: []any{bytesOf(mark), n.channel}})
 }
 
-func (f *Front) add(j job) {
+func (f *Front) add(ctx context.Context, j job) {
 	if err := f.publisher.add(j); err != nil {
-		f.emit(idempotency.FrontFailed{Front: Name, Op: j.script.name, Err: err})
+		f.emit(ctx, idempotency.FrontFailed{Front: Name, Op: j.script.name, Err: err})
 	}
 }
 
@@ -231,7 +231,7 @@ func (f *Front) tryMark(ctx context.Context, n names) error {
 	return err
 }
 
-func (f *Front) emit(e idempotency.Event) { f.config.OnEvent(context.Background(), e) }
+func (f *Front) emit(ctx context.Context, e idempotency.Event) { f.config.OnEvent(ctx, e) }
 
 // milliseconds is Redis' unit. Nothing lives for 0: that would be an error, or for ever.
 func milliseconds(d time.Duration) int64 { return max(1, d.Milliseconds()) }

@@ -32,12 +32,18 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-func newClient(t *testing.T) *redis.Client {
+// newUnmanagedClient is one that the test closes itself.
+func newUnmanagedClient(t *testing.T) *redis.Client {
 	t.Helper()
 	options, err := redis.ParseURL(redisURL)
 	require.NoError(t, err)
 	options.ContextTimeoutEnabled = true
-	client := redis.NewClient(options)
+	return redis.NewClient(options)
+}
+
+func newClient(t *testing.T) *redis.Client {
+	t.Helper()
+	client := newUnmanagedClient(t)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	return client
 }

@@ -108,28 +108,28 @@ func (p *publisher) run() {
 				break fill
 			}
 		}
-		p.send(batch)
-		clear(batch) // the bytes may go
+		p.send(context.Background(), batch) // no caller waits
+		clear(batch)                        // the bytes may go
 	}
 }
 
 // send sends a batch, and tells the breaker and whoever waits.
-func (p *publisher) send(batch []job) {
+func (p *publisher) send(ctx context.Context, batch []job) {
 	results := make([]error, len(batch))
 	if done, err := p.front.breaker.pass(); err != nil {
 		for i := range results {
 			results[i] = err
 		}
 	} else {
-		ctx, cancel := context.WithTimeout(context.Background(), p.front.config.Timeout)
-		n, err := p.exchange(ctx, batch, results)
+		bounded, cancel := context.WithTimeout(ctx, p.front.config.Timeout)
+		n, err := p.exchange(bounded, batch, results)
 		cancel()
 		done(n, err)
 	}
 	for i, j := range batch {
 		p.bytes.Add(-j.size)
 		if results[i] != nil && !errors.Is(results[i], errDegraded) {
-			p.front.emit(idempotency.FrontFailed{Front: Name, Op: j.script.name, Err: results[i]})
+			p.front.emit(ctx, idempotency.FrontFailed{Front: Name, Op: j.script.name, Err: results[i]})
 		}
 		if j.done != nil {
 			j.done <- results[i]

@@ -67,7 +67,7 @@ func (f *Front) run(ctx context.Context, s script, n names, keys []string, args 
 	}
 	done(n, err)
 	if err != nil {
-		f.emit(idempotency.FrontFailed{Front: Name, Op: s.name, Err: err})
+		f.emit(ctx, idempotency.FrontFailed{Front: Name, Op: s.name, Err: err})
 	}
 	return r, err
 }

@@ -86,7 +86,7 @@ func (c *call) do(ctx context.Context) (outcome, error) {
 		return c.end(s)
 	}
 	for {
-		own, leads := c.runner.flights.join(c.req.Key)
+		own, leads := c.runner.flights.join(c.req.Key, c.req.Fingerprint)
 		if leads {
 			return c.lead(ctx, own)
 		}
@@ -129,6 +129,9 @@ func (c *call) lead(ctx context.Context, own *flight) (out outcome, err error) {
 
 // follow waits for the leader of the key. done is false if the caller should try for itself.
 func (c *call) follow(ctx context.Context, leader *flight) (s step, done bool) {
+	if !c.req.Fingerprint.Matches(leader.fingerprint) {
+		return step{kind: kindAnswered, err: &idempotency.MismatchError{Key: c.req.Key}}, true
+	}
 	if !c.enterWait() {
 		return c.lastLook(ctx), true
 	}

@@ -21,7 +21,7 @@ type doubleCheck struct {
 
 type doubted struct {
 	front idempotency.Front
-	key   idempotency.Key
+	ask   idempotency.Ask
 	token idempotency.AttemptToken
 }
 
@@ -39,7 +39,7 @@ func newDoubleCheck(r *Runner) *doubleCheck {
 }
 
 // offer has a near front's answer checked, if there is a reason to.
-func (d *doubleCheck) offer(front idempotency.Front, r *idempotency.Record) {
+func (d *doubleCheck) offer(front idempotency.Front, ask idempotency.Ask, r *idempotency.Record) {
 	far, tells := d.runner.fronts.far.(interface{ Degraded() bool })
 	if !tells || !far.Degraded() {
 		return
@@ -50,7 +50,7 @@ func (d *doubleCheck) offer(front idempotency.Front, r *idempotency.Record) {
 		}
 	})
 	select {
-	case d.work <- doubted{front, r.Key, r.AttemptToken}:
+	case d.work <- doubted{front, ask, r.AttemptToken}:
 	default:
 	}
 }
@@ -78,11 +78,20 @@ func (d *doubleCheck) check(one doubted) {
 		if err != nil {
 			continue
 		}
-		if !same && one.front.Evict(d.ctx, one.key) == nil {
-			d.runner.config.OnEvent(d.ctx, idempotency.FrontMismatch{Front: one.front.Name(), Key: one.key})
+		if !same {
+			d.evict(one)
 		}
 		return
 	}
+}
+
+// evict takes the entry away that was doubted. Another one may be there by now.
+func (d *doubleCheck) evict(one doubted) {
+	r, found, err := one.front.Lookup(d.ctx, one.ask)
+	if err != nil || !found || r.AttemptToken != one.token || one.front.Evict(d.ctx, one.ask.Key) != nil {
+		return
+	}
+	d.runner.config.OnEvent(d.ctx, idempotency.FrontMismatch{Front: one.front.Name(), Key: one.ask.Key})
 }
 
 func (d *doubleCheck) same(one doubted) (bool, error) {
@@ -93,6 +102,6 @@ func (d *doubleCheck) same(one doubted) (bool, error) {
 		return false, err
 	}
 	defer conn.Release()
-	r, found, err := d.runner.store.Lookup(ctx, conn.Conn(), one.key)
+	r, found, err := d.runner.store.Lookup(ctx, conn.Conn(), one.ask.Key)
 	return found && !r.Expired && r.AttemptToken == one.token, err
 }

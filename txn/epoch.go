@@ -15,7 +15,8 @@ import (
 // What fronts keep is believed only while the epoch was read within epochLife.
 const (
 	epochLife     = time.Second
-	epochInterval = epochLife / 2
+	epochInterval = epochLife / 4
+	doubtPause    = 10 * time.Millisecond
 )
 
 // epochWatch knows the epoch that entries must be of, and PostgreSQL's clock. It asks on a connection of its own: one of
@@ -87,6 +88,9 @@ func (w *epochWatch) run() {
 			// The same session would answer what it answered before.
 			w.drop(conn)
 			conn = nil
+			// While PostgreSQL is away every call doubts.
+			breath := pauses{next: doubtPause, last: doubtPause}
+			_ = breath.sleep(w.ctx)
 		case <-timer.C:
 		}
 	}

@@ -17,13 +17,15 @@ type flights struct {
 }
 
 type flight struct {
+	fingerprint idempotency.Fingerprint // the leader's
+
 	landed chan struct{} // guarded by flights.mu until the flight has landed; nil while nobody follows
 	// Written before landed is closed.
 	record *idempotency.Record // nil: no outcome to share
 }
 
 // join returns the key's flight, and whether the caller leads it.
-func (f *flights) join(key idempotency.Key) (*flight, bool) {
+func (f *flights) join(key idempotency.Key, fp idempotency.Fingerprint) (*flight, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if running := f.running[key]; running != nil {
@@ -32,7 +34,7 @@ func (f *flights) join(key idempotency.Key) (*flight, bool) {
 		}
 		return running, false
 	}
-	own := &flight{}
+	own := &flight{fingerprint: fp}
 	f.running[key] = own
 	return own, true
 }

@@ -61,7 +61,7 @@ func (c *call) askNear(ctx context.Context) (s step, done bool) {
 	for _, front := range c.runner.fronts.near {
 		r, found, err := front.Lookup(ctx, ask)
 		if s, done = c.fromFront(front, ask, r, found, err); done {
-			c.runner.fronts.doubles.offer(front, &s.out.record)
+			c.runner.fronts.doubles.offer(front, ask, &s.out.record)
 			return s, true
 		}
 	}
@@ -87,7 +87,7 @@ func (c *call) askFar(ctx context.Context) (s step, done bool) {
 			return s, true
 		}
 		if err == nil && !found {
-			c.holdMark(mark, life)
+			c.holdMark(context.WithoutCancel(ctx), mark, life)
 		}
 		if !errors.Is(err, idempotency.ErrInProgress) || !c.enterWait() {
 			return step{}, false
@@ -129,13 +129,13 @@ type heldMark struct {
 	timer *time.Timer // nil: released
 }
 
-func (c *call) holdMark(token idempotency.AttemptToken, life time.Duration) {
+func (c *call) holdMark(ctx context.Context, token idempotency.AttemptToken, life time.Duration) {
 	h, front, key := &heldMark{token: token}, c.runner.fronts.far, c.req.Key
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.timer = time.AfterFunc(life/2, func() {
 		// A front that fails here says so itself, and the mark ends by itself.
-		_ = front.Renew(context.Background(), key, token, life)
+		_ = front.Renew(ctx, key, token, life)
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		if h.timer != nil {

@@ -214,11 +214,13 @@ func TestWait_FollowerWithAnotherPayloadIsMismatch(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	release := s.held(t, request(t, "k", "one"))
-	follower := make(chan error, 1)
-	go func() { _, err := s.place(t.Context(), request(t, "k", "two")); follower <- err }()
-	_, err := release()
+	_, err := s.place(t.Context(), request(t, "k", "two"))
+	require.ErrorIs(t, err, idempotency.ErrMismatch, "at once: the running payload is known")
+	require.NotContains(t, err.Error(), "0001", "there is no time yet")
+	_, err = release()
 	require.NoError(t, err)
-	require.ErrorIs(t, <-follower, idempotency.ErrMismatch)
+	_, err = s.place(t.Context(), request(t, "k", "two"))
+	require.ErrorIs(t, err, idempotency.ErrMismatch)
 }
 
 func TestNested_CallOfTheSameRunnerIsRefused(t *testing.T) {

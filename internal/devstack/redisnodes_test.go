@@ -22,7 +22,7 @@ func TestRedisNodes_DieAndComeBack(t *testing.T) {
 	require.Error(t, n.Start(ctx), "it runs")
 	require.NoError(t, n.Kill())
 	require.NoError(t, n.Kill())
-	_, err = net.Dial("tcp", n.Address())
+	_, err = (&net.Dialer{}).DialContext(ctx, "tcp", n.Address())
 	require.Error(t, err)
 	require.NoError(t, n.Start(ctx))
 	require.NoError(t, n.Pause())
