@@ -3,6 +3,7 @@ package localfront
 import (
 	"container/list"
 	"encoding/binary"
+	"hash/maphash"
 	"sync"
 	"time"
 
@@ -47,9 +48,11 @@ func newGoCache(config Config) *goCache {
 // name is short enough for the caller's stack: a look-up allocates nothing. Two keys with one name are told apart by the
 // entry's own key, and only push each other out.
 func name(key idempotency.Key) (n [8]byte) {
-	binary.BigEndian.PutUint64(n[:], uint64(key.LockID())) //nolint:gosec // its bits
+	binary.NativeEndian.PutUint64(n[:], maphash.Comparable(seed, key))
 	return n
 }
+
+var seed = maphash.MakeSeed()
 
 func (c *goCache) get(key idempotency.Key) *entry {
 	n := name(key)
