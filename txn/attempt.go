@@ -28,9 +28,12 @@ func (c *call) attempt(ctx context.Context) step {
 	failpoint.Hit(failpoint.AcquireBefore)
 	pooled, err := c.runner.pool.Acquire(ctx)
 	if err != nil {
-		c.doubtEpoch()
 		err = fmt.Errorf("txn: connect: %w", err)
-		if ctx.Err() != nil || refusedForGood(err) {
+		if ctx.Err() != nil { // a caller that gave up says nothing about the server
+			return failed(err)
+		}
+		c.doubtEpoch()
+		if refusedForGood(err) {
 			return failed(err)
 		}
 		return restart(err)

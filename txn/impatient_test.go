@@ -1,0 +1,52 @@
+package txn_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/localfront"
+	"github.com/pgonce/pgonce/txn"
+)
+
+// Callers that give up are most frequent when every connection of the pool is in use, which is when fronts are needed most.
+func TestFronts_ACallerThatGaveUpDoesNotTurnThemOff(t *testing.T) {
+	t.Parallel()
+	front, err := localfront.New(nil)
+	require.NoError(t, err)
+	from := make(chan string, 1)
+	s := newShopWith(t, func(c *pgxpool.Config) { c.MaxConns = 1 }, func(c *txn.Config) {
+		c.Fronts = []idempotency.Front{front}
+		c.OnEvent = func(_ context.Context, e idempotency.Event) {
+			if replayed, is := e.(idempotency.Replayed); is {
+				from <- replayed.From
+			}
+		}
+	})
+	t.Cleanup(func() { require.NoError(t, front.Close()) })
+	t.Cleanup(s.runner.Close)
+	known := request(t, "known", "body")
+	require.Eventually(t, func() bool {
+		res, err := s.place(t.Context(), known)
+		return err == nil && res.Replayed && <-from == localfront.Name
+	}, 20*time.Second, 5*time.Millisecond)
+
+	held, err := s.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer held.Release()
+	impatient, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	defer cancel()
+	_, err = s.place(impatient, request(t, "impatient", "body"))
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+
+	bounded, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	res, err := s.place(bounded, known)
+	require.NoError(t, err, "the local front has it, without a connection")
+	require.True(t, res.Replayed)
+	require.Equal(t, localfront.Name, <-from)
+}
