@@ -10,6 +10,9 @@ var (
 	// ErrNoServer means that no server was named, found or installable. The error's text says what to type.
 	ErrNoServer = errors.New("devstack: no server")
 
+	// ErrNoRedis is ErrNoServer where it is Redis that is missing.
+	ErrNoRedis = fmt.Errorf("%w for Redis", ErrNoServer)
+
 	// ErrForeignDatabase means that a database was not created by this stack, so it is not touched.
 	ErrForeignDatabase = errors.New("devstack: not a database of this stack")
 )
@@ -20,7 +23,7 @@ func (m machine) notFound(w wanted, skipped []string) error {
 	if len(skipped) > 0 {
 		text += " (" + strings.Join(skipped, "; ") + ")"
 	}
-	return fmt.Errorf("%w: %s: %s, or set %s", ErrNoServer, text, m.installHint(w), w.env)
+	return fmt.Errorf("%w: %s: %s, or set %s", w.missing, text, m.installHint(w), w.env)
 }
 
 // installHint is the line to type, for the first package manager that is here.

@@ -55,6 +55,7 @@ type packages struct{ apt, dnf, apk, brew string }
 // wanted describes a server program.
 type wanted struct {
 	name     string // for people
+	missing  error  // there is none
 	env      string // names a server to use instead
 	min      int    // oldest major version
 	only     int    // the one major version asked for, 0 if any will do
@@ -79,6 +80,7 @@ func (w wanted) versions() string {
 var (
 	wantPostgres = wanted{
 		name:     "PostgreSQL",
+		missing:  ErrNoServer,
 		env:      "PGONCE_DATABASE_URL to a server where databases pgonce_* may be created",
 		min:      15,
 		programs: []string{"postgres"},
@@ -96,6 +98,7 @@ var (
 	}
 	wantRedis = wanted{
 		name:     "Redis",
+		missing:  ErrNoRedis,
 		env:      "PGONCE_REDIS_URL",
 		min:      7,
 		programs: []string{"redis-server", "valkey-server"},

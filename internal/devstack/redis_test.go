@@ -48,7 +48,7 @@ func TestStart_RedisFromTheEnvironment(t *testing.T) {
 func TestStart_WithoutRedisSaysWhatToType(t *testing.T) {
 	t.Parallel()
 	_, err := start(t.Context(), &Config{Redis: true}, named(shared(t).adminURL))
-	require.ErrorIs(t, err, ErrNoServer)
+	require.ErrorIs(t, err, ErrNoRedis)
 	require.ErrorContains(t, err, "no Redis 7 or newer found")
 	require.ErrorContains(t, err, "PGONCE_REDIS_URL")
 }

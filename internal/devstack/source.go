@@ -83,7 +83,7 @@ func (m machine) serve(ctx context.Context, cfg Config, w wanted, forced string,
 		case !next:
 			return "", err
 		case forced != "":
-			return "", fmt.Errorf("%w: %s=%s: %s: change that, or unset %s", ErrNoServer, envStack, forced, why.why, envStack)
+			return "", fmt.Errorf("%w: %s=%s: %s: change that, or unset %s", w.missing, envStack, forced, why.why, envStack)
 		case why.why != "":
 			reasons = append(reasons, s.provider+": "+why.why)
 			if s.provider == ProviderDocker || s.provider == ProviderApt {
