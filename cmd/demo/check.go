@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -70,8 +71,9 @@ FROM per_key`
 
 // settle waits, not for ever, until the service works on nothing any more: also for the requests whose clients have gone.
 func (s *storm) settle(ctx context.Context) {
+	working := func(i *instance) bool { return i.pool.Stat().AcquiredConns() > 0 }
 	for range 1000 {
-		if s.pool.Stat().AcquiredConns() == 0 {
+		if !slices.ContainsFunc(s.instances, working) {
 			return
 		}
 		pause(ctx, 5*time.Millisecond)

@@ -29,6 +29,7 @@ const (
 type told struct {
 	key        string
 	outcome    outcome
+	by         string // who gave a replay
 	order      int64  // of a 201
 	refused    bool   // the client was told that there is and will be no order
 	detail     string // of a failed one
@@ -42,13 +43,10 @@ func (t told) definite() bool { return t.outcome == executed || t.outcome == rep
 const longestPatience = time.Minute
 
 // client sends orders as strangers would: over HTTP, knowing nothing of the service's inside.
-type client struct {
-	base *url.URL
-	http *http.Client
-}
+type client struct{ http *http.Client }
 
-func newClient(base *url.URL, users int) *client {
-	return &client{base: base, http: &http.Client{Transport: &http.Transport{
+func newClient(users int) *client {
+	return &client{http: &http.Client{Transport: &http.Transport{
 		DialContext:         (&net.Dialer{}).DialContext,
 		MaxIdleConnsPerHost: users,
 	}}}
@@ -57,12 +55,12 @@ func newClient(base *url.URL, users int) *client {
 func (c *client) close() { c.http.CloseIdleConnections() }
 
 // send makes one request, as this click wants it.
-func (c *client) send(ctx context.Context, key, body string, k click) told {
+func (c *client) send(ctx context.Context, base *url.URL, key, body string, k click) told {
 	started := time.Now()
 	t := told{key: key}
 	if k.hangUp {
 		t.outcome = disconnected
-		if err := c.sendAndHangUp(ctx, key, body, k); err != nil {
+		if err := c.sendAndHangUp(ctx, base, key, body, k); err != nil {
 			t.outcome, t.detail = failed, err.Error()
 		}
 		return t
@@ -73,7 +71,7 @@ func (c *client) send(ctx context.Context, key, body string, k click) told {
 	}
 	impatient, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if err := c.sendAndRead(impatient, key, body, &t); err != nil {
+	if err := c.sendAndRead(impatient, base, key, body, &t); err != nil {
 		t.outcome, t.detail = failed, err.Error()
 		if k.patience > 0 && impatient.Err() != nil {
 			t.outcome = disconnected
@@ -83,8 +81,8 @@ func (c *client) send(ctx context.Context, key, body string, k click) told {
 	return t
 }
 
-func (c *client) sendAndRead(ctx context.Context, key, body string, t *told) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base.JoinPath("/orders").String(), strings.NewReader(body))
+func (c *client) sendAndRead(ctx context.Context, base *url.URL, key, body string, t *told) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base.JoinPath("/orders").String(), strings.NewReader(body))
 	if err != nil {
 		return err
 	}
@@ -114,7 +112,7 @@ func (t *told) read(resp *http.Response, answer []byte) error {
 		}
 		t.outcome, t.order = executed, placed.ID
 		if resp.Header.Get(headerReplayed) == "true" {
-			t.outcome = replayed
+			t.outcome, t.by = replayed, resp.Header.Get(headerAnsweredBy)
 		}
 	case http.StatusConflict:
 		t.outcome = inProgress
@@ -128,8 +126,8 @@ func (t *told) read(resp *http.Response, answer []byte) error {
 }
 
 // sendAndHangUp closes the connection in the middle. An error means that the service was not even reached.
-func (c *client) sendAndHangUp(ctx context.Context, key, body string, k click) error {
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", c.base.Host)
+func (c *client) sendAndHangUp(ctx context.Context, base *url.URL, key, body string, k click) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", base.Host)
 	if err != nil {
 		return err
 	}
@@ -138,7 +136,7 @@ func (c *client) sendAndHangUp(ctx context.Context, key, body string, k click) e
 		sent = body[:len(body)/2]
 	}
 	_, err = fmt.Fprintf(conn, "POST /orders HTTP/1.1\r\nHost: %s\r\n%s: %s\r\nContent-Length: %d\r\n\r\n%s",
-		c.base.Host, headerKey, key, len(body), sent)
+		base.Host, headerKey, key, len(body), sent)
 	if err == nil {
 		pause(ctx, k.patience)
 	}

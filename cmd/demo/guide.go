@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"net/url"
 	"strings"
 
@@ -10,15 +9,16 @@ import (
 )
 
 // printGuide tells what to try while the service is up.
-func printGuide(out io.Writer, base *url.URL, database string, unsafe bool) {
+func (d *demo) printGuide(instances []*instance, t *servers) {
+	base := instances[0].base
 	orders := base.JoinPath("/orders").String()
-	_, _ = fmt.Fprintf(out, `
-The order service listens on %[1]s
+	_, _ = fmt.Fprintf(d.out, `
+The order service listens on %[5]s
 Try, in another terminal:
 
 1. An order: 201.
   curl -i %[2]s -H 'Idempotency-Key: my-first' -d '{"customer":"c-7","sku":"coffee","quantity":2}'
-2. The same again, as after a timeout: the same bytes, and %[3]s: true.
+2. The same again, as after a timeout: the same bytes, %[3]s: true, and who gave it.
   curl -i %[2]s -H 'Idempotency-Key: my-first' -d '{"customer":"c-7","sku":"coffee","quantity":2}'
 3. The same key for another order: 422.
   curl -i %[2]s -H 'Idempotency-Key: my-first' -d '{"customer":"c-7","sku":"coffee","quantity":3}'
@@ -32,10 +32,25 @@ Look into the tables:
     -c 'SELECT key, state, age, duration, result, error FROM idempotency.audit ORDER BY created_at DESC LIMIT 10' \
     -c 'SELECT * FROM demo.orders ORDER BY id DESC LIMIT 10'
 
-`, base, orders, headerReplayed, database)
-	if unsafe {
-		_, _ = fmt.Fprint(out, "But this is -unsafe: nobody looks at the key, and the second command makes a second order.\n\n")
+`, base, orders, headerReplayed, psqlArgument(t.database, t.stack.Provider()), addresses(instances))
+	if len(instances) > 1 {
+		_, _ = fmt.Fprint(d.out, "A key is one order, whichever of the instances is asked.\n\n")
 	}
+	if t.redis != nil && !t.redis.foreign {
+		_, _ = fmt.Fprintf(d.out, "Look into Redis:\n\n  redis-cli -u '%s' --scan --pattern '%s*' | head\n\n", t.redis.url, t.redis.prefix)
+	}
+	if d.unsafe {
+		_, _ = fmt.Fprint(d.out, "But this is -unsafe: nobody looks at the key, and the second command makes a second order.\n\n")
+	}
+}
+
+// addresses lists where the instances are reached.
+func addresses(instances []*instance) string {
+	all := make([]string, len(instances))
+	for n, i := range instances {
+		all[n] = i.base.String()
+	}
+	return strings.Join(all, ", ")
 }
 
 // psqlArgument is the database as a shell reads it. The password of a throw-away server nobody knows but us; one that

@@ -1,6 +1,7 @@
 // Command demo is an order service that takes every order once, and a storm of bad clients that tries to make it fail.
 //
-// It needs nothing but PostgreSQL's programs, or root on Debian to install them: it brings its own PostgreSQL. See -help.
+// It needs nothing but the programs of PostgreSQL and Redis, or root on Debian to install them: it brings servers of its own.
+// See -help.
 package main
 
 import (
@@ -10,14 +11,18 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/signal"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/pgonce/pgonce/db"
+	"github.com/pgonce/pgonce/idempotency"
 	"github.com/pgonce/pgonce/internal/devstack"
 )
 
@@ -32,6 +37,8 @@ const (
 func main() {
 	// Never given back: a second Ctrl-C must not break the clearing up, all of which has its deadlines.
 	ctx, _ := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	// What go-redis warns of is a Redis that has gone, again and again. The front says so once, see redisNotices.
+	redis.SetLogger(silent{})
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
@@ -43,9 +50,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case err != nil:
 		return exitUsage
 	}
-	d := &demo{options: o, stdout: stdout, out: stdout, log: slog.New(slog.NewTextHandler(stderr, nil))}
+	d := &demo{options: o, stdout: stdout, out: newScreen(stdout), log: slog.New(slog.NewTextHandler(stderr, nil))}
 	if o.json {
-		d.out = stderr
+		d.out = newScreen(stderr)
 	}
 	good, err := d.run(ctx)
 	switch {
@@ -65,33 +72,23 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 type demo struct {
 	options
 	stdout io.Writer
-	out    io.Writer // for people: standard error, if standard output is for the JSON object
+	out    *screen // for people: standard error, if standard output is for the JSON object
 	log    *slog.Logger
 }
 
 // run brings everything up, plays the storm and takes everything down again. good tells what the storm came to.
 func (d *demo) run(ctx context.Context) (good bool, err error) {
-	listener, err := listen(ctx, d.addr)
+	listeners, err := listenAll(ctx, d.addr, d.instances)
 	if err != nil {
 		return false, err
 	}
-	defer func() { _ = listener.Close() }() // closed already, if it was ever served
-	base, err := baseURL(listener)
+	defer closeListeners(listeners)
+	t, err := d.startServers(ctx)
+	defer func() { err = errors.Join(err, t.stop(ctx)) }()
 	if err != nil {
 		return false, err
 	}
-
-	_, _ = fmt.Fprintln(d.out, "Finding or starting a PostgreSQL ...")
-	stack, err := devstack.Start(ctx, &devstack.Config{Out: d.out})
-	if err != nil {
-		return false, err
-	}
-	defer func() { err = errors.Join(err, stack.Stop()) }()
-	database, err := stack.CreateDatabase(ctx)
-	if err != nil {
-		return false, err
-	}
-	pool, err := newPool(ctx, database.URL)
+	pool, err := newPool(ctx, t.database.URL, 4, new(atomic.Int64))
 	if err != nil {
 		return false, err
 	}
@@ -102,19 +99,19 @@ func (d *demo) run(ctx context.Context) (good bool, err error) {
 	if err := createSchema(ctx, pool); err != nil {
 		return false, err
 	}
-	shop, err := newService(pool, d.unsafe, stormThink, d.log)
+	instances, err := d.open(ctx, t, listeners)
+	defer func() { closeAll(instances) }()
 	if err != nil {
 		return false, err
 	}
-	defer serve(ctx, listener, shop.handler(), d.log)()
 
-	printGuide(d.out, base, psqlArgument(database, stack.Provider()), d.unsafe)
-	r, err := d.play(ctx, newStorm(pool, base, d.storm))
+	d.printGuide(instances, t)
+	r, err := d.play(ctx, newStorm(pool, instances, d.storm), t.node)
 	if err != nil {
 		return false, err
 	}
 	if !d.once {
-		_, _ = fmt.Fprintf(d.out, "The service stays up on %s\nCtrl-C stops it and its PostgreSQL.\n", base)
+		_, _ = fmt.Fprintf(d.out, "The service stays up on %s\nCtrl-C stops it and what was started for it.\n", addresses(instances))
 		<-ctx.Done()
 		_, _ = fmt.Fprintln(d.out, "Stopping.")
 		return true, nil
@@ -122,17 +119,61 @@ func (d *demo) run(ctx context.Context) (good bool, err error) {
 	return r.good(), nil
 }
 
-// play plays the storm and prints what came of it.
-func (d *demo) play(ctx context.Context, s *storm) (*report, error) {
+// open opens and serves an instance on each listener. It returns those it has opened also with an error.
+func (d *demo) open(ctx context.Context, t *servers, listeners []net.Listener) (instances []*instance, err error) {
+	cfg := instanceConfig{
+		database: t.database.URL, conns: connsOf(len(listeners)), redis: t.redis, unsafe: d.unsafe, think: stormThink, log: d.log,
+	}
+	for n, listener := range listeners {
+		i, err := openInstance(ctx, cfg, d.redisNotices(who(n+1, len(listeners))))
+		if err != nil {
+			return instances, err
+		}
+		instances = append(instances, i)
+		if err := i.serve(ctx, listener); err != nil {
+			return instances, err
+		}
+	}
+	return instances, nil
+}
+
+// redisNotices says so when Redis goes for an instance and when it is back.
+func (d *demo) redisNotices(who string) idempotency.OnEvent {
+	return func(_ context.Context, e idempotency.Event) {
+		degraded, is := e.(idempotency.FrontDegraded)
+		switch {
+		case !is:
+		case degraded.Degraded:
+			_, _ = fmt.Fprintf(d.out, "%s goes on without Redis: %v\n", who, degraded.Err)
+		default:
+			_, _ = fmt.Fprintf(d.out, "%s has Redis again.\n", who)
+		}
+	}
+}
+
+// play plays the storm, with an outage of node if that is asked for, and prints what came of it.
+func (d *demo) play(ctx context.Context, s *storm, node *devstack.RedisNode) (*report, error) {
+	over, outageEnds := make(chan struct{}), make(chan error, 1)
+	if node != nil {
+		o := &outage{node: node, out: d.out}
+		go func() { outageEnds <- o.strike(ctx, s, over) }()
+	} else {
+		outageEnds <- nil
+	}
 	started := time.Now()
 	stop := showProgress(ctx, d.out, s)
 	r, err := s.run(ctx)
+	took := time.Since(started)
 	stop(err == nil)
+	close(over)
+	if outage := <-outageEnds; err == nil {
+		err = outage
+	}
 	if err != nil {
 		return nil, err
 	}
 	_, _ = fmt.Fprintln(d.out)
-	r.print(d.out, time.Since(started))
+	r.print(d.out, took)
 	if d.unsafe {
 		r.explainUnsafe(d.out)
 	}

@@ -8,41 +8,82 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgonce/pgonce/internal/devstack"
 	"github.com/pgonce/pgonce/internal/pgtest"
-	"github.com/pgonce/pgonce/txn"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(m) }
+func TestMain(m *testing.M) {
+	redis.SetLogger(silent{}) // as main does
+	pgtest.Main(m)
+}
 
 // shop is a service with a database of its own, open for HTTP.
 type shop struct {
-	pool   *pgxpool.Pool
-	server *httptest.Server
-	log    *bytes.Buffer // read it after the server was closed
+	pool      *pgxpool.Pool // the test's own
+	instances []*instance
+	http      *http.Client
+	log       *bytes.Buffer // read it after the instances were closed
+}
+
+// shopOptions are one instance of the service in STRICT, if nothing is said.
+type shopOptions struct {
+	instances int
+	redis     *redisServer
+	unsafe    bool
+	think     func(string) time.Duration
 }
 
 // newShop opens one. think is how long it takes over the order of a key.
 func newShop(t *testing.T, unsafe bool, think func(string) time.Duration) *shop {
 	t.Helper()
-	pool := pgtest.Pool(t, func(c *pgxpool.Config) {
-		c.MaxConns = 8
-		txn.ConfigurePool(c)
+	return openShop(t, shopOptions{unsafe: unsafe, think: think})
+}
+
+func openShop(t *testing.T, o shopOptions) *shop {
+	t.Helper()
+	s := &shop{pool: pgtest.Pool(t), http: &http.Client{Transport: &http.Transport{}}, log: &bytes.Buffer{}}
+	require.NoError(t, createSchema(t.Context(), s.pool))
+	cfg := instanceConfig{
+		database: s.pool.Config().ConnString(), conns: 8, redis: o.redis, unsafe: o.unsafe, think: o.think,
+		log: slog.New(slog.NewTextHandler(s.log, nil)),
+	}
+	t.Cleanup(func() {
+		s.http.CloseIdleConnections()
+		s.close()
+		for _, i := range s.instances {
+			require.Zero(t, i.pool.Stat().AcquiredConns(), "not given back to the pool")
+		}
 	})
-	require.NoError(t, createSchema(t.Context(), pool))
-	s := &shop{pool: pool, log: &bytes.Buffer{}}
-	svc, err := newService(pool, unsafe, think, slog.New(slog.NewTextHandler(s.log, nil)))
-	require.NoError(t, err)
-	s.server = httptest.NewServer(svc.handler())
-	t.Cleanup(s.server.Close)
+	for range max(o.instances, 1) {
+		i, err := openInstance(t.Context(), cfg, nil)
+		require.NoError(t, err)
+		s.instances = append(s.instances, i)
+		listener, err := listen(t.Context(), "127.0.0.1:0")
+		require.NoError(t, err)
+		require.NoError(t, i.serve(t.Context(), listener))
+	}
 	return s
+}
+
+func (s *shop) close() { closeAll(s.instances) }
+
+// startRedis starts a Redis for one test.
+func startRedis(t *testing.T) (*redisServer, *devstack.RedisNode) {
+	t.Helper()
+	node, stop, err := startRedisNode(t.Context(), &devstack.Config{Out: t.Output()})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, stop()) })
+	server, err := newRedisServer(node.URL(), "test")
+	require.NoError(t, err)
+	return server, node
 }
 
 func noThinking(string) time.Duration { return 0 }
@@ -53,6 +94,8 @@ type answer struct {
 	header http.Header
 	body   string
 }
+
+func (a answer) by() string { return a.header.Get(headerAnsweredBy) }
 
 func (a answer) replayed() bool { return a.header.Get(headerReplayed) == "true" }
 
@@ -65,12 +108,17 @@ func (s *shop) do(t *testing.T, method, path string, header http.Header, body io
 
 // try is do for other goroutines than the test's.
 func (s *shop) try(ctx context.Context, method, path string, header http.Header, body io.Reader) (answer, error) {
-	req, err := http.NewRequestWithContext(ctx, method, s.server.URL+path, body)
+	return s.tryAt(ctx, 0, method, path, header, body)
+}
+
+// tryAt asks one of the instances.
+func (s *shop) tryAt(ctx context.Context, instance int, method, path string, header http.Header, body io.Reader) (answer, error) {
+	req, err := http.NewRequestWithContext(ctx, method, s.instances[instance].base.String()+path, body)
 	if err != nil {
 		return answer{}, err
 	}
 	req.Header = header
-	resp, err := s.server.Client().Do(req)
+	resp, err := s.http.Do(req)
 	if err != nil {
 		return answer{}, err
 	}
@@ -91,11 +139,11 @@ func (s *shop) get(t *testing.T, path string) answer {
 
 func keyHeader(key string) http.Header { return http.Header{headerKey: {key}} }
 
-func (s *shop) base(t *testing.T) *url.URL {
+func (s *shop) postAt(t *testing.T, instance int, key, body string) answer {
 	t.Helper()
-	base, err := url.Parse(s.server.URL)
+	a, err := s.tryAt(t.Context(), instance, http.MethodPost, "/orders", keyHeader(key), strings.NewReader(body))
 	require.NoError(t, err)
-	return base
+	return a
 }
 
 // number is the answer to a query for one number.
@@ -158,6 +206,72 @@ func TestRun_UnsafeSaysWhatItsStatusMeans(t *testing.T) {
 	require.Equal(t, exitFailed, status, stderr.String())
 	require.Contains(t, stdout.String(), "A status of 1\nis the point of it.")
 	require.Empty(t, stderr.String())
+}
+
+func TestRun_StrictHasNoRedis(t *testing.T) {
+	t.Parallel()
+	var stdout, stderr bytes.Buffer
+	args := []string{"-strict", "-once", "-json", "-addr", "127.0.0.1:0", "-instances", "2", "-keys", "5", "-requests", "50"}
+	require.Equal(t, exitOK, run(t.Context(), args, &stdout, &stderr), stderr.String())
+	require.NotContains(t, stderr.String(), "Redis:")
+	var r report
+	require.NoError(t, json.Unmarshal(stdout.Bytes(), &r))
+	require.Zero(t, r.ByRedis)
+	require.Equal(t, r.Merged, r.ByLocal, "there is no local front, but there are concurrent calls")
+	require.Positive(t, r.ByPostgreSQL)
+}
+
+// Not parallel: it clears the environment.
+func TestRun_RedisKilledInMidStormHarmsNobody(t *testing.T) {
+	t.Setenv(envRedis, "")
+	var stdout, stderr bytes.Buffer
+	args := []string{"-kill-redis", "-once", "-json", "-addr", "127.0.0.1:0", "-instances", "2", "-keys", "40"}
+	require.Equal(t, exitOK, run(t.Context(), args, &stdout, &stderr), stderr.String())
+	var r report
+	require.NoError(t, json.Unmarshal(stdout.Bytes(), &r))
+	require.EqualValues(t, 400, r.Requests)
+	require.EqualValues(t, 40, r.Orders)
+	require.Zero(t, r.Duplicates)
+	require.Zero(t, r.Lost)
+	require.Zero(t, r.Errors)
+	rest := stderr.String()
+	for _, line := range []string{"Redis was killed.\n", " goes on without Redis: ", "Redis was started again, after ", " has Redis again.\n"} {
+		_, after, found := strings.Cut(rest, line)
+		require.True(t, found, "no %q, in this order, in %s", line, stderr.String())
+		rest = after
+	}
+}
+
+// Not parallel: it changes the environment.
+func TestRun_SomebodyElsesRedisIsNotKilled(t *testing.T) {
+	t.Setenv(envRedis, "redis://127.0.0.1:1/0")
+	var out bytes.Buffer
+	require.Equal(t, exitUsage, run(t.Context(), []string{"-kill-redis"}, &out, &out))
+	require.Contains(t, out.String(), "unset "+envRedis)
+}
+
+// Not parallel: it changes the environment.
+func TestRun_WithoutRedisItSaysWhatToDo(t *testing.T) {
+	database := pgtest.EmptyURL(t) // before the test's own server is forbidden
+	t.Setenv("PGONCE_STACK", devstack.ProviderEnv)
+	t.Setenv("PGONCE_DATABASE_URL", database)
+	t.Setenv(envRedis, "")
+	var out bytes.Buffer
+	require.Equal(t, exitFailed, run(t.Context(), []string{"-once", "-addr", "127.0.0.1:0"}, &out, &out))
+	require.Contains(t, out.String(), envRedis+" is not set")
+	require.Contains(t, out.String(), "Without a Redis: demo -strict")
+}
+
+func TestParseOptions_RefusesWhatCannotBe(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{
+		{"-kill-redis", "-strict"}, {"-kill-redis", "-unsafe"}, {"-instances", "0"}, {"-instances", "11"}, {"-keys", "0"}, {"word"},
+	} {
+		var out bytes.Buffer
+		_, err := parseOptions(args, &out)
+		require.Error(t, err, args)
+		require.Contains(t, out.String(), "demo -help tells more")
+	}
 }
 
 func TestRun_InterruptedStopsAtOnce(t *testing.T) {

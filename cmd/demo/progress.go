@@ -3,34 +3,21 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
-	"os"
 	"strings"
 	"time"
 )
 
 // progress shows how far a storm is: a bar on a terminal, elsewhere a line for every quarter.
 type progress struct {
-	out      io.Writer
-	terminal bool
-	storm    *storm
-	started  time.Time
-	quarter  int
-}
-
-// isTerminal reports whether a bar can be drawn there.
-func isTerminal(out io.Writer) bool {
-	file, ok := out.(*os.File)
-	if !ok || os.Getenv("TERM") == "dumb" {
-		return false
-	}
-	info, err := file.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
+	screen  *screen
+	storm   *storm
+	started time.Time
+	quarter int
 }
 
 // showProgress shows it until the function it returns is called.
-func showProgress(ctx context.Context, out io.Writer, s *storm) (stop func(finished bool)) {
-	p := &progress{out: out, terminal: isTerminal(out), storm: s, started: time.Now()}
+func showProgress(ctx context.Context, out *screen, s *storm) (stop func(finished bool)) {
+	p := &progress{screen: out, storm: s, started: time.Now()}
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
@@ -40,7 +27,7 @@ func showProgress(ctx context.Context, out io.Writer, s *storm) (stop func(finis
 		for {
 			select {
 			case <-ticker.C:
-				p.show(p.share())
+				p.show(s.share(p.started))
 			case <-ctx.Done():
 				return
 			}
@@ -52,18 +39,8 @@ func showProgress(ctx context.Context, out io.Writer, s *storm) (stop func(finis
 		if finished {
 			p.show(1)
 		}
-		if p.terminal {
-			_, _ = fmt.Fprintln(out)
-		}
+		out.keep()
 	}
-}
-
-// share is how much of the storm is over, from 0 to 1.
-func (p *progress) share() float64 {
-	if p.storm.duration > 0 {
-		return min(float64(time.Since(p.started))/float64(p.storm.duration), 1)
-	}
-	return float64(p.storm.sent.Load()) / float64(p.storm.requests)
 }
 
 func (p *progress) show(share float64) {
@@ -72,13 +49,13 @@ func (p *progress) show(share float64) {
 	if p.storm.duration > 0 {
 		done += fmt.Sprintf(", %s of %s", time.Since(p.started).Round(time.Second), p.storm.duration)
 	}
-	if p.terminal {
+	if p.screen.terminal {
 		full := int(share * width)
-		_, _ = fmt.Fprintf(p.out, "\rStorm [%s%s] %3.0f %%  %s   ", strings.Repeat("#", full), strings.Repeat(".", width-full), share*100, done)
+		p.screen.draw(fmt.Sprintf("Storm [%s%s] %3.0f %%  %s   ", strings.Repeat("#", full), strings.Repeat(".", width-full), share*100, done))
 		return
 	}
 	if quarter := int(share * 4); quarter > p.quarter {
 		p.quarter = quarter
-		_, _ = fmt.Fprintf(p.out, "Storm %3d %%  %s\n", quarter*25, done)
+		_, _ = fmt.Fprintf(p.screen, "Storm %3d %%  %s\n", quarter*25, done)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"strconv"
 	"time"
 )
@@ -21,6 +22,15 @@ type report struct {
 	Lost         int64   `json:"lost"`       // clients who were not told the truth
 	P50          float64 `json:"p50_ms"`
 	P99          float64 `json:"p99_ms"`
+
+	// Who gave the replays; the sum of these three is Replayed.
+	ByLocal      int64 `json:"replayed_by_local"`
+	ByRedis      int64 `json:"replayed_by_redis"`
+	ByPostgreSQL int64 `json:"replayed_by_postgresql"`
+	Merged       int64 `json:"replayed_merged"` // of ByLocal: those that waited for a concurrent call of their key
+
+	Statements int64   `json:"statements"` // sent to PostgreSQL by the service, see countStatements
+	PerRequest float64 `json:"statements_per_request"`
 
 	keys, unsettled int64
 	firstError      string
@@ -40,6 +50,26 @@ func (r *report) add(t *told) {
 	if t.outcome != disconnected {
 		r.latencies.add(t.took)
 	}
+	if t.outcome != replayed {
+		return
+	}
+	switch t.by {
+	case byMerged:
+		r.Merged++
+		r.ByLocal++
+	case byLocal:
+		r.ByLocal++
+	case byRedis:
+		r.ByRedis++
+	default:
+		r.ByPostgreSQL++
+	}
+}
+
+// setStatements is called when all requests have been counted.
+func (r *report) setStatements(n int64) {
+	r.Statements = n
+	r.PerRequest = math.Round(float64(n)/float64(max(r.Requests, 1))*100) / 100
 }
 
 // good reports whether every order was made once and every client told the truth.
@@ -61,11 +91,19 @@ func (r *report) print(out io.Writer, took time.Duration) {
 	line(column(thousands(r.Requests), 10), column(thousands(r.Executed), 11), column(thousands(r.Replayed), 11),
 		column(thousands(r.InProgress), 14), column(thousands(r.Disconnected), 15), column(thousands(r.Errors), 9))
 	line()
+	line("Who gave the replays, and what all of it cost:")
+	line("  replayed = by local + by Redis + by PostgreSQL     statements   per request")
+	line(column(thousands(r.Replayed), 10), column(thousands(r.ByLocal), 11), column(thousands(r.ByRedis), 11),
+		column(thousands(r.ByPostgreSQL), 16), column(thousands(r.Statements), 15),
+		column(strconv.FormatFloat(r.PerRequest, 'f', 2, 64), 14))
+	line()
 	line("What the database says:")
 	line("      keys     orders   duplicates   lost        p50        p99")
 	line(column(thousands(r.keys), 10), column(thousands(r.Orders), 11), column(thousands(r.Duplicates), 13),
 		column(thousands(r.Lost), 7), column(milliseconds(r.P50), 11), column(milliseconds(r.P99), 11))
 	line()
+	line(fmt.Sprintf("  by local: from the instance's memory, %s of them merged with a concurrent request for the same key.", thousands(r.Merged)))
+	line("  statements: what the service sent to PostgreSQL, also BEGIN and COMMIT, and what it asks in the background.")
 	line("  duplicates: keys with more than one order. lost: clients whose answer is not what the database says.")
 	line(fmt.Sprintf("  The storm took %s. p50 and p99 are of the answers; a client that hung up got none.", took.Round(100*time.Millisecond)))
 	line()

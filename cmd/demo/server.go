@@ -35,6 +35,38 @@ func listen(ctx context.Context, addr string) (net.Listener, error) {
 	return listener, nil
 }
 
+// listenAll takes an address for each of n instances: the one asked for, and free ports beside it.
+func listenAll(ctx context.Context, addr string, n int) (listeners []net.Listener, err error) {
+	defer func() {
+		if err != nil {
+			closeListeners(listeners)
+			listeners = nil
+		}
+	}()
+	for len(listeners) < n {
+		if len(listeners) > 0 {
+			host, _, err := net.SplitHostPort(listeners[0].Addr().String())
+			if err != nil {
+				return listeners, fmt.Errorf("read own address: %w", err)
+			}
+			addr = net.JoinHostPort(host, "0")
+		}
+		listener, err := listen(ctx, addr)
+		if err != nil {
+			return listeners, err
+		}
+		listeners = append(listeners, listener)
+	}
+	return listeners, nil
+}
+
+// closeListeners closes those that were never served; the others are closed already.
+func closeListeners(listeners []net.Listener) {
+	for _, listener := range listeners {
+		_ = listener.Close()
+	}
+}
+
 // baseURL is where a client on this machine reaches the listener.
 func baseURL(listener net.Listener) (*url.URL, error) {
 	host, port, err := net.SplitHostPort(listener.Addr().String())

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -35,19 +36,25 @@ type service struct {
 	log   *slog.Logger
 }
 
-// newPool opens a pool for the service. Nothing is connected yet.
-func newPool(ctx context.Context, url string) (*pgxpool.Pool, error) {
+// newPool opens a pool with this many connections, which count what they send. Nothing is connected yet.
+func newPool(ctx context.Context, url string, conns int32, statements *atomic.Int64) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, fmt.Errorf("parse database url: %w", err)
 	}
-	config.MaxConns = 16
+	config.MaxConns = conns
+	countStatements(&config.ConnConfig.Config, statements)
 	txn.ConfigurePool(config)
 	return pgxpool.NewWithConfig(ctx, config)
 }
 
-func newService(pool *pgxpool.Pool, unsafe bool, think func(string) time.Duration, log *slog.Logger) (*service, error) {
-	runner, err := txn.New(pool, &txn.Config{Operations: []idempotency.Operation{createOrder}})
+// newService makes a service. With fronts its strategy is HYBRID, without any STRICT.
+func newService(
+	pool *pgxpool.Pool, fronts []idempotency.Front, unsafe bool, think func(string) time.Duration, log *slog.Logger,
+) (*service, error) {
+	runner, err := txn.New(pool, &txn.Config{
+		Operations: []idempotency.Operation{createOrder}, Fronts: fronts, OnEvent: noteAnswered,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -78,9 +85,11 @@ func (s *service) postOrder(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, r, req.Key, err)
 		return
 	}
-	placed, replayed, err := s.place(r.Context(), req, in)
+	ctx, answeredBy := withAnswered(r.Context())
+	placed, replayed, err := s.place(ctx, req, in)
 	if replayed {
 		w.Header().Set(headerReplayed, "true") // also where the outcome is a refusal
+		w.Header().Set(headerAnsweredBy, *answeredBy)
 	}
 	if err != nil {
 		s.fail(w, r, req.Key, err)

@@ -236,7 +236,7 @@ func TestRoutes_EverythingElseIsAProblemToo(t *testing.T) {
 // sendRaw sends a request and returns the connection, for the test to close.
 func (s *shop) sendRaw(t *testing.T, key, body string) net.Conn {
 	t.Helper()
-	conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", s.base(t).Host)
+	conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", s.instances[0].base.Host)
 	require.NoError(t, err)
 	_, err = fmt.Fprintf(conn, "POST /orders HTTP/1.1\r\nHost: x\r\n%s: %s\r\nContent-Length: %d\r\n\r\n%s", headerKey, key, len(body), body)
 	require.NoError(t, err)
@@ -269,7 +269,7 @@ func TestPostOrder_ClientHangsUpInTheMiddle(t *testing.T) {
 	require.Equal(t, retry.body, again.body)
 	require.Equal(t, 1, s.orders(t, "k1"))
 	require.JSONEq(t, `{"sku":"coffee","quantity":998}`, s.get(t, "/stock/coffee").body)
-	s.server.Close()
+	s.close()
 	require.Empty(t, s.log.String(), "nobody has to know")
 }
 
@@ -298,7 +298,7 @@ func TestPostOrder_OurOwnFaultsTellNothingOfOurInside(t *testing.T) {
 	_, err = s.pool.Exec(t.Context(), `ALTER TABLE demo.secret_name RENAME TO orders`)
 	require.NoError(t, err)
 	require.Equal(t, http.StatusCreated, s.post(t, "k1", coffee).status)
-	s.server.Close()
+	s.close()
 	require.Contains(t, s.log.String(), "demo.orders", "but the operator is told")
 	require.NotContains(t, s.log.String(), "k1")
 }

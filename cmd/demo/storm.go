@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net/url"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,18 +18,19 @@ type stormOptions struct {
 	duration time.Duration
 }
 
-// storm is bad clients against one service.
+// storm is bad clients against the instances of a service.
 type storm struct {
 	stormOptions
-	pool   *pgxpool.Pool // to check what the clients were told, and for nothing else
-	client *client
-	sent   atomic.Int64 // requests that have ended, for whoever shows the progress
-	slots  chan struct{}
-	until  time.Time // zero: one round
+	pool      *pgxpool.Pool // to check what the clients were told, and for nothing else
+	instances []*instance
+	client    *client
+	sent      atomic.Int64 // requests that have ended, for whoever shows the progress
+	slots     chan struct{}
+	until     time.Time // zero: one round
 }
 
-func newStorm(pool *pgxpool.Pool, base *url.URL, o stormOptions) *storm {
-	return &storm{stormOptions: o, pool: pool, client: newClient(base, o.users), slots: make(chan struct{}, o.users)}
+func newStorm(pool *pgxpool.Pool, instances []*instance, o stormOptions) *storm {
+	return &storm{stormOptions: o, pool: pool, instances: instances, client: newClient(o.users), slots: make(chan struct{}, o.users)}
 }
 
 // stormSKUs is how many things the storm buys, so that not every order waits for one row.
@@ -48,6 +48,7 @@ func (s *storm) run(ctx context.Context) (*report, error) {
 	if s.duration > 0 {
 		s.until = time.Now().Add(s.duration)
 	}
+	before := s.statements()
 	total := &report{}
 	for round := 1; round == 1 || !s.over(); round++ {
 		answers := s.round(ctx, round)
@@ -62,7 +63,24 @@ func (s *storm) run(ctx context.Context) (*report, error) {
 			break
 		}
 	}
+	total.setStatements(s.statements() - before)
 	return total, nil
+}
+
+// statements is how many the instances have sent to PostgreSQL so far.
+func (s *storm) statements() (n int64) {
+	for _, i := range s.instances {
+		n += i.statements.Load()
+	}
+	return n
+}
+
+// share is how much of a storm that began then is over, from 0 to 1.
+func (s *storm) share(started time.Time) float64 {
+	if s.duration > 0 {
+		return min(float64(time.Since(started))/float64(s.duration), 1)
+	}
+	return float64(s.sent.Load()) / float64(s.requests)
 }
 
 // over reports whether the time of a storm with a duration is over.
@@ -108,18 +126,22 @@ func (s *storm) playKey(ctx context.Context, round, number, n int) []told {
 	body := fmt.Sprintf(`{"customer":"customer %d","sku":"bean-%d","quantity":%d}`, number, number%stormSKUs, 1+number%3)
 	crowd, last := plan(number, n)
 	answers := make(chan told, n)
+	// A client's next request goes to another instance than its last one, as behind a load balancer.
+	to := number
 	var group sync.WaitGroup
 	for _, v := range crowd {
+		first := to
+		to += len(v)
 		group.Go(func() {
-			for _, c := range v {
+			for n, c := range v {
 				pause(ctx, c.delay)
-				answers <- s.send(ctx, key, body, c)
+				answers <- s.send(ctx, first+n, key, body, c)
 			}
 		})
 	}
 	group.Wait()
-	for range last {
-		t := s.send(ctx, key, body, click{})
+	for n := range last {
+		t := s.send(ctx, to+n, key, body, click{})
 		answers <- t
 		if !t.definite() {
 			pause(ctx, max(t.retryAfter, 100*time.Millisecond))
@@ -133,10 +155,10 @@ func (s *storm) playKey(ctx context.Context, round, number, n int) []told {
 	return all
 }
 
-// send makes a request when there is a user free to make it.
-func (s *storm) send(ctx context.Context, key, body string, c click) told {
+// send makes a request of one of the instances, when there is a user free to make it.
+func (s *storm) send(ctx context.Context, to int, key, body string, c click) told {
 	s.slots <- struct{}{}
 	defer func() { <-s.slots }()
 	defer s.sent.Add(1)
-	return s.client.send(ctx, key, body, c)
+	return s.client.send(ctx, s.instances[to%len(s.instances)].base, key, body, c)
 }

@@ -14,13 +14,36 @@ import (
 func playStorm(t *testing.T, unsafe bool, o stormOptions) *report {
 	t.Helper()
 	s := newShop(t, unsafe, stormThink)
-	r, err := newStorm(s.pool, s.base(t), o).run(t.Context())
+	r, err := newStorm(s.pool, s.instances, o).run(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, r.Requests, r.Executed+r.Replayed+r.InProgress+r.Disconnected+r.Errors)
+	requireAddsUp(t, r)
 	require.EqualValues(t, r.Orders, s.number(t, `SELECT count(*) FROM demo.orders`))
 	sold := s.number(t, `SELECT sum(quantity) FROM demo.orders`)
 	require.Equal(t, sold, s.number(t, `SELECT sum(1000000000 - quantity) FROM demo.stock WHERE sku LIKE 'bean-%'`))
 	return r
+}
+
+func requireAddsUp(t *testing.T, r *report) {
+	t.Helper()
+	require.Equal(t, r.Requests, r.Executed+r.Replayed+r.InProgress+r.Disconnected+r.Errors)
+	require.Equal(t, r.Replayed, r.ByLocal+r.ByRedis+r.ByPostgreSQL)
+	require.LessOrEqual(t, r.Merged, r.ByLocal)
+	require.Positive(t, r.Statements)
+}
+
+func TestStorm_FrontsGiveMostReplays(t *testing.T) {
+	t.Parallel()
+	server, _ := startRedis(t)
+	s := openShop(t, shopOptions{instances: 3, redis: server, think: noThinking})
+	s.warmUp(t)
+	r, err := newStorm(s.pool, s.instances, stormOptions{users: 10, keys: 40, requests: 400}).run(t.Context())
+	require.NoError(t, err)
+	requireAddsUp(t, r)
+	require.True(t, r.good(), "%+v", r)
+	require.EqualValues(t, 40, r.Orders)
+	require.Positive(t, r.ByLocal)
+	require.Positive(t, r.ByRedis)
+	require.Greater(t, r.ByLocal+r.ByRedis, r.ByPostgreSQL)
 }
 
 func TestStorm_EveryKeyGetsOneOrder(t *testing.T) {
@@ -66,7 +89,7 @@ func TestStorm_OddSizesAddUpToo(t *testing.T) {
 
 func TestStorm_WithADurationGoesOnWithFreshKeys(t *testing.T) {
 	t.Parallel()
-	o := stormOptions{users: 20, keys: 4, requests: 20, duration: 2 * time.Second}
+	o := stormOptions{users: 20, keys: 2, requests: 10, duration: 4 * time.Second}
 	r := playStorm(t, false, o)
 	require.Greater(t, r.keys, int64(o.keys))
 	require.Equal(t, r.keys, r.Orders)
@@ -76,7 +99,7 @@ func TestStorm_WithADurationGoesOnWithFreshKeys(t *testing.T) {
 func TestStorm_EndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, false, stormThink)
-	storm := newStorm(s.pool, s.base(t), stormOptions{users: 10, keys: 1000, requests: 10_000})
+	storm := newStorm(s.pool, s.instances, stormOptions{users: 10, keys: 1000, requests: 10_000})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
@@ -86,7 +109,7 @@ func TestStorm_EndsWithItsContext(t *testing.T) {
 	s.eventually(t, 1, `SELECT least(count(*), 1) FROM demo.orders`)
 	cancel()
 	require.ErrorIs(t, <-done, context.Canceled)
-	s.server.Close()
+	s.close()
 }
 
 // The judge must find what the storm never shows.
@@ -99,7 +122,7 @@ func TestCheck_FindsDuplicatesAndLies(t *testing.T) {
 	require.NoError(t, err)
 	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	require.NoError(t, err)
-	storm := newStorm(s.pool, s.base(t), stormOptions{users: 1, keys: 1, requests: 1})
+	storm := newStorm(s.pool, s.instances, stormOptions{users: 1, keys: 1, requests: 1})
 
 	r := &report{}
 	require.NoError(t, storm.check(t.Context(), []told{
@@ -145,21 +168,28 @@ func TestReport_ColumnsAreAligned(t *testing.T) {
 	r := &report{
 		Requests: 1_234_567, Executed: 1_000_000, Replayed: 200_000, InProgress: 30_000, Disconnected: 4_567,
 		Orders: 1_000_000, keys: 1_000_000, P50: 1.25, P99: 1234.5,
+		ByLocal: 120_000, ByRedis: 50_000, ByPostgreSQL: 30_000, Merged: 1_000,
 	}
+	r.setStatements(2_345_678)
 	var out bytes.Buffer
 	r.print(&out, 1234*time.Millisecond)
 	require.Equal(t, `What the clients were told:
   requests = executed + replayed + in progress + disconnected + errors
  1,234,567  1,000,000    200,000        30,000          4,567        0
 
+Who gave the replays, and what all of it cost:
+  replayed = by local + by Redis + by PostgreSQL     statements   per request
+   200,000    120,000     50,000          30,000      2,345,678          1.90
+
 What the database says:
       keys     orders   duplicates   lost        p50        p99
  1,000,000  1,000,000            0      0     1.2 ms  1234.5 ms
-`, out.String()[:bytes.Index(out.Bytes(), []byte("\n\n  duplicates"))+1])
+`, out.String()[:bytes.Index(out.Bytes(), []byte("\n\n  by local:"))+1])
 	out.Reset()
 	require.NoError(t, r.printJSON(&out))
 	require.Equal(t, `{"requests":1234567,"executed":1000000,"replayed":200000,"in_progress":30000,"disconnected":4567,"errors":0,`+
-		`"orders":1000000,"duplicates":0,"lost":0,"p50_ms":1.25,"p99_ms":1234.5}`+"\n", out.String())
+		`"orders":1000000,"duplicates":0,"lost":0,"p50_ms":1.25,"p99_ms":1234.5,"replayed_by_local":120000,"replayed_by_redis":50000,`+
+		`"replayed_by_postgresql":30000,"replayed_merged":1000,"statements":2345678,"statements_per_request":1.9}`+"\n", out.String())
 }
 
 func TestHistogram_QuantilesAreExactToThreePercent(t *testing.T) {

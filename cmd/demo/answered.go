@@ -1,0 +1,45 @@
+package main
+
+import (
+	"context"
+
+	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/localfront"
+	"github.com/pgonce/pgonce/redisfront"
+)
+
+// headerAnsweredBy tells who gave a replay: for the storm's table, and for whoever is curious.
+const headerAnsweredBy = "Pgonce-Answered-By"
+
+// Who gives replays. Fronts go by their own names.
+const (
+	byLocal      = localfront.Name
+	byRedis      = redisfront.Name
+	byPostgreSQL = "postgresql"
+	// A concurrent call of the same key in the same process, which this one waited for: memory of the instance, as the local
+	// front is, and there in every strategy.
+	byMerged = "merged"
+)
+
+type answeredKey struct{}
+
+// withAnswered returns a context in which a call of the library leaves who gave its replay.
+func withAnswered(ctx context.Context) (context.Context, *string) {
+	by := new(string)
+	return context.WithValue(ctx, answeredKey{}, by), by
+}
+
+// noteAnswered is the runner's OnEvent, which is told of a call's end in the call's goroutine.
+func noteAnswered(ctx context.Context, e idempotency.Event) {
+	replayed, is := e.(idempotency.Replayed)
+	by, wanted := ctx.Value(answeredKey{}).(*string)
+	switch {
+	case !is || !wanted:
+	case replayed.Shared:
+		*by = byMerged
+	case replayed.From != "":
+		*by = replayed.From
+	default:
+		*by = byPostgreSQL
+	}
+}
