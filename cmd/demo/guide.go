@@ -37,7 +37,8 @@ Look into the tables:
 		_, _ = fmt.Fprint(d.out, "A key is one order, whichever of the instances is asked.\n\n")
 	}
 	if t.redis != nil && !t.redis.foreign {
-		_, _ = fmt.Fprintf(d.out, "Look into Redis:\n\n  redis-cli -u '%s' --scan --pattern '%s*' | head\n\n", t.redis.url, t.redis.prefix)
+		_, _ = fmt.Fprintf(d.out, "Look into Redis:\n\n  redis-cli --no-auth-warning -u '%s' --scan --pattern '%s*' | head\n\n",
+			redisArgument(t.redis.url), t.redis.prefix)
 	}
 	if d.unsafe {
 		_, _ = fmt.Fprint(d.out, "But this is -unsafe: nobody looks at the key, and the second command makes a second order.\n\n")
@@ -51,6 +52,18 @@ func addresses(instances []*instance) string {
 		all[n] = i.base.String()
 	}
 	return strings.Join(all, ", ")
+}
+
+// redisArgument is the URL of a throw-away Redis as redis-cli wants it: with the user's name, which is default.
+func redisArgument(address string) string {
+	u, err := url.Parse(address)
+	if err != nil || u.User == nil {
+		return address
+	}
+	if password, has := u.User.Password(); has && u.User.Username() == "" {
+		u.User = url.UserPassword("default", password)
+	}
+	return u.String()
 }
 
 // psqlArgument is the database as a shell reads it. The password of a throw-away server nobody knows but us; one that

@@ -35,3 +35,10 @@ func TestNewRedisServer_DoesNotPrintThePassword(t *testing.T) {
 		require.NotContains(t, err.Error(), "secret")
 	}
 }
+
+func TestRedisArgument_HasTheUserThatRedisCLIWants(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "redis://default:pw@127.0.0.1:1/0", redisArgument("redis://:pw@127.0.0.1:1/0"))
+	require.Equal(t, "redis://me:pw@127.0.0.1:1/0", redisArgument("redis://me:pw@127.0.0.1:1/0"))
+	require.Equal(t, "redis://127.0.0.1:1/0", redisArgument("redis://127.0.0.1:1/0"))
+}
