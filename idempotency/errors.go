@@ -3,6 +3,7 @@ package idempotency
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -54,6 +55,11 @@ var (
 	// ErrAborted means that an SQL error had aborted the transaction although the function returned none: PostgreSQL
 	// rolled everything back. Return SQL errors, or handle them in a savepoint (tx.Begin).
 	ErrAborted = errors.New("idempotency: the transaction was aborted by an SQL error that the function did not return")
+	// ErrTransition means that a Machine allows no transition from the state that is there; see TransitionError. Nothing was
+	// changed.
+	ErrTransition = errors.New("idempotency: transition is not allowed")
+	// ErrNotFound means that there is nothing that a Machine could move: no such row, or nothing known of it in Redis.
+	ErrNotFound = errors.New("idempotency: there is nothing to move")
 	// ErrSchema means that the tables are missing or older than this code; see SchemaError.
 	ErrSchema = errors.New("idempotency: database schema does not fit")
 	// ErrNewerRecord means that a newer release wrote this key's record with a fingerprint that this release cannot compare.
@@ -65,7 +71,7 @@ var (
 
 // InvalidError names the field and the rule it breaks. It unwraps to ErrInvalid.
 type InvalidError struct {
-	Field string // "tenant", "operation", "key", "client" or a part of a fingerprint
+	Field string // "tenant", "operation", "key", "client", "state", "transition id" or a part of a fingerprint
 	Rule  string // what the field must be, as a sentence's end: "must be at most 255 bytes"
 }
 
@@ -147,6 +153,26 @@ func (e *ResultDecodeError) Error() string {
 
 // Unwrap returns ErrResultDecode and the decoder's error.
 func (e *ResultDecodeError) Unwrap() []error { return []error{ErrResultDecode, e.Err} }
+
+// TransitionError names what was asked and what is allowed instead. It unwraps to ErrTransition.
+type TransitionError struct {
+	Machine string
+	From    string // the state that was found, maybe one the machine does not know; empty: none
+	To      string
+	Allowed []string // from there; none after a final state
+}
+
+func (e *TransitionError) Error() string {
+	allowed := "none"
+	if len(e.Allowed) > 0 {
+		allowed = strings.Join(e.Allowed, ", ")
+	}
+	// From is what a table holds: quoted and bounded, since it may be anything.
+	return fmt.Sprintf("%v: %s from %.63q to %s (allowed from there: %s)", ErrTransition, e.Machine, e.From, e.To, allowed)
+}
+
+// Unwrap returns ErrTransition.
+func (e *TransitionError) Unwrap() error { return ErrTransition }
 
 // SchemaError unwraps to ErrSchema and names what to run.
 type SchemaError struct {
