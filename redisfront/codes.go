@@ -15,6 +15,9 @@ const (
 	Busy        Code = 2
 	Done        Code = 3
 	Miss        Code = 4
+	Same        Code = 5
+	Refused     Code = 6
+	Mismatch    Code = 7
 	Invalid     Code = 20
 	Timeout     Code = 21
 	OutOfMemory Code = 22
@@ -33,6 +36,9 @@ var codes = []struct {
 	{Busy, "BUSY", "another attempt's mark is there"},
 	{Done, "DONE", "a final record is there"},
 	{Miss, "MISS", "nothing is known"},
+	{Same, "SAME", "the state is there already"},
+	{Refused, "REFUSED", "no transition leads from the state that is there to the one asked for"},
+	{Mismatch, "MISMATCH", "the transition's id was used for another state"},
 	{Invalid, "INVALID", "the script refused its arguments, or replied what this release does not know"},
 	{Timeout, "TIMEOUT", "no reply in time"},
 	{OutOfMemory, "OUT_OF_MEMORY", "Redis refuses writes: its memory is full and it may not evict"},

@@ -165,8 +165,12 @@ func (f *Front) add(ctx context.Context, j job) {
 // Evict forgets what is known of a key, also what is still on its way to Redis.
 func (f *Front) Evict(ctx context.Context, key idempotency.Key) error {
 	n := f.names(key)
+	return f.evict(ctx, n, n.entry)
+}
+
+func (f *Front) evict(ctx context.Context, n names, name string) error {
 	done := make(chan error, 1)
-	if err := f.publisher.add(job{script: scriptEvict, names: n, keys: []string{n.entry}, done: done}); err != nil {
+	if err := f.publisher.add(job{script: scriptEvict, names: n, keys: []string{name}, done: done}); err != nil {
 		return &Error{Script: scriptEvict.name, Code: Unavailable, Err: err}
 	}
 	select {

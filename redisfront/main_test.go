@@ -17,12 +17,16 @@ import (
 	"github.com/pgonce/pgonce/redisfront"
 )
 
-var redisURL string
+var (
+	stack    *devstack.Stack
+	redisURL string
+)
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
-	stack, err := devstack.Start(context.Background(), &devstack.Config{Redis: true, Out: os.Stderr})
+	var err error
+	stack, err = devstack.Start(context.Background(), &devstack.Config{Redis: true, Out: os.Stderr})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1

@@ -11,7 +11,19 @@ import (
 
 // names are what Redis knows one key by. This is the only place where they are made.
 type names struct {
-	entry, mark, channel string
+	base, entry, mark, channel string
+}
+
+// state is where a Machine's state is kept that lives in Redis alone.
+func (n names) state() string { return n.base + ":state" }
+
+// mirror is where a Machine's state is kept that PostgreSQL has.
+func (n names) mirror() string { return n.base + ":mirror" }
+
+// moved is where the reply to one transition is kept, in the slot of its state.
+func (n names) moved(id string) string {
+	hash := sha256.Sum256([]byte(id))
+	return n.base + ":moved:" + base64.RawURLEncoding.EncodeToString(hash[:])[:22]
 }
 
 // names hashes every part that comes from outside: braces in a key would choose its slot, and a value would be readable by
@@ -32,5 +44,5 @@ func (f *Front) namesOf(parts ...string) names {
 	// 132 bits: keys that met would only miss, since an entry carries its whole identity.
 	tag := base64.RawURLEncoding.EncodeToString(hash.Sum(nil))[:22]
 	base := f.config.Prefix + hex.EncodeToString(operation[:4]) + ":{" + tag + "}"
-	return names{entry: base + ":entry", mark: base + ":mark", channel: base + ":gone"}
+	return names{base: base, entry: base + ":entry", mark: base + ":mark", channel: base + ":gone"}
 }

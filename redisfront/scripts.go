@@ -21,13 +21,15 @@ type script struct {
 }
 
 var (
-	scriptBegin   = load("begin")
-	scriptLookup  = load("lookup")
-	scriptRenew   = load("renew")
-	scriptEnd     = load("end")
-	scriptPublish = load("publish")
-	scriptEvict   = load("evict")
-	scriptHeld    = load("held")
+	scriptBegin      = load("begin")
+	scriptLookup     = load("lookup")
+	scriptRenew      = load("renew")
+	scriptEnd        = load("end")
+	scriptPublish    = load("publish")
+	scriptEvict      = load("evict")
+	scriptHeld       = load("held")
+	scriptTransition = load("transition")
+	scriptMirror     = load("mirror")
 )
 
 func load(name string) script {
