@@ -112,6 +112,11 @@ func TestDefaults_TableIsTheCode(t *testing.T) {
 		fmt.Sprintf("| Redis, largest result | %d KiB |", redisfront.DefaultResultLimit>>10),
 		"| Redis, margin | " + human(redisfront.DefaultMargin) + " |",
 		"| Redis, names begin with | `" + redisfront.DefaultPrefix + "` |",
+		"| state in Redis alone | " + human(redisfront.DefaultCacheLife) + " |",
+		"| copy of a state in Redis | " + human(redisfront.DefaultMirrorLife) + " |",
+		fmt.Sprintf("| a machine's states | at most %d, of 1 to %d bytes |", idempotency.MaxStates, idempotency.MaxStateBytes),
+		fmt.Sprintf("| a machine's name | 1 to %d bytes |", idempotency.MaxOperationBytes),
+		fmt.Sprintf("| a transition's id | %d to %d bytes |", idempotency.MinKeyBytes, idempotency.MaxKeyBytes),
 		fmt.Sprintf("at least %d min; `Forever`", idempotency.MinRetention/time.Minute),
 		fmt.Sprintf("| tenant | 1 to %d bytes |", idempotency.MaxTenantBytes),
 		fmt.Sprintf("| operation | 1 to %d bytes |", idempotency.MaxOperationBytes),
@@ -132,6 +137,16 @@ func TestReadme_GoCodeIsTheExample(t *testing.T) {
 		for _, part := range strings.Split(strings.TrimSpace(block[1]), "\n\n") {
 			require.Contains(t, example, part)
 		}
+	}
+}
+
+func TestMachine_GoCodeIsTheExamples(t *testing.T) {
+	t.Parallel()
+	examples := read(t, "idempotency/example_machine_test.go") + read(t, "redisfront/example_machine_test.go")
+	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(read(t, "docs/machine.md"), -1)
+	require.Len(t, blocks, 5)
+	for _, block := range blocks {
+		require.True(t, strings.Contains(examples, block[1]), "not in an example: %s", block[1])
 	}
 }
 
