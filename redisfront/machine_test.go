@@ -33,6 +33,12 @@ func orderMachine(t testing.TB) *idempotency.Machine {
 	return m
 }
 
+// patientFront waits longer than a service would: what these tests ask is not how long Redis took.
+func patientFront(t *testing.T, change ...func(*redisfront.Config)) *redisfront.Front {
+	t.Helper()
+	return newFront(t, append(change, func(c *redisfront.Config) { c.Timeout = 10 * time.Second })...)
+}
+
 func newStates(t *testing.T, f *redisfront.Front, m *idempotency.Machine) *redisfront.CacheStates {
 	t.Helper()
 	s, err := f.CacheStates(m, time.Minute)
@@ -76,7 +82,7 @@ func answer(moved idempotency.Moved, err error) string {
 func TestCacheStates_EachIDHasOneAnswer(t *testing.T) {
 	t.Parallel()
 	ctx, m := t.Context(), orderMachine(t)
-	s, row := newStates(t, newFront(t), m), newRow(t, m)
+	s, row := newStates(t, patientFront(t), m), newRow(t, m)
 	for _, step := range []struct{ id, to, want string }{
 		{"1", "paid", "not found"},
 		{"1", "created", "moved from "}, // the id is not used up by what found nothing
@@ -109,7 +115,7 @@ func TestCacheStates_EachIDHasOneAnswer(t *testing.T) {
 
 func TestCacheStates_OfHundredCallersOneMoves(t *testing.T) {
 	t.Parallel()
-	m, f := orderMachine(t), newFront(t)
+	m, f := orderMachine(t), patientFront(t)
 	s := newStates(t, f, m)
 	storm := func(row idempotency.Key, id func(i int) string) map[string]int {
 		_, err := s.Move(t.Context(), row, "begin", "created")
@@ -132,7 +138,7 @@ func TestCacheStates_OfHundredCallersOneMoves(t *testing.T) {
 
 func TestCacheStates_RefusesWrongArguments(t *testing.T) {
 	t.Parallel()
-	ctx, m, f := t.Context(), orderMachine(t), newFront(t)
+	ctx, m, f := t.Context(), orderMachine(t), patientFront(t)
 	s, row := newStates(t, f, m), newRow(t, m)
 	for _, id := range []string{"", " ", "a\x00", "\xff", strings.Repeat("i", 256)} {
 		_, err := s.Move(ctx, row, id, "created")
@@ -156,7 +162,7 @@ func TestCase_L06_L17_NothingWithoutATimeToLive(t *testing.T) {
 	t.Parallel()
 	ctx, m, client := t.Context(), orderMachine(t), newClient(t)
 	prefix := fmt.Sprintf("l06-%d:", keys.Add(1))
-	f := newFront(t, func(c *redisfront.Config) { c.Prefix = prefix })
+	f := patientFront(t, func(c *redisfront.Config) { c.Prefix = prefix })
 	for _, life := range []time.Duration{-1, -time.Second, 1, 400 * time.Microsecond, 999 * time.Millisecond} {
 		_, err := f.CacheStates(m, life)
 		require.ErrorIs(t, err, idempotency.ErrConfig)
@@ -207,7 +213,7 @@ func TestCase_L01_TransitionWhoseReplyIsLost(t *testing.T) {
 	options.Addr, options.ContextTimeoutEnabled, options.MaxRetries = proxy.address, true, 3
 	client := redis.NewClient(options)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	f, err := redisfront.New(client, &redisfront.Config{Prefix: fmt.Sprintf("l01-%d:", keys.Add(1)), Timeout: 5 * time.Second})
+	f, err := redisfront.New(client, &redisfront.Config{Prefix: fmt.Sprintf("l01-%d:", keys.Add(1)), Timeout: 10 * time.Second})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, f.Close()) })
 	s, row := newStates(t, f, m), newRow(t, m)
@@ -283,7 +289,7 @@ func (w writer) Write(b []byte) (int, error) { return w(b) }
 
 // Case L03: a server that has lost the scripts gets them again, also from the publisher.
 func TestCase_L03_TransitionsAreLoadedAgain(t *testing.T) {
-	ctx, m, f, client := t.Context(), orderMachine(t), newFront(t), newClient(t)
+	ctx, m, f, client := t.Context(), orderMachine(t), patientFront(t), newClient(t)
 	s, mirror := newStates(t, f, m), newMirror(t, f, m)
 	row := newRow(t, m)
 	for i, to := range []string{"created", "paid", "shipped"} {
@@ -319,7 +325,7 @@ func TestCase_L04_L05_L18_ClusterAndHostileNames(t *testing.T) {
 		info, err := single.ClusterInfo(ctx).Result()
 		return err == nil && strings.Contains(info, "cluster_state:ok")
 	}, 10*time.Second, 10*time.Millisecond)
-	f, err := redisfront.New(client, nil)
+	f, err := redisfront.New(client, &redisfront.Config{Timeout: 10 * time.Second})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, f.Close()) })
 
@@ -350,7 +356,7 @@ func TestCase_L04_L05_L18_ClusterAndHostileNames(t *testing.T) {
 
 func TestMirror_RefusesOnlyWhatIsCertain(t *testing.T) {
 	t.Parallel()
-	ctx, m, f := t.Context(), orderMachine(t), newFront(t)
+	ctx, m, f := t.Context(), orderMachine(t), patientFront(t)
 	mirror, row := newMirror(t, f, m), newRow(t, m)
 	set := func(state, epoch string) {
 		t.Helper()
@@ -427,7 +433,7 @@ func TestMachine_ForeignValues(t *testing.T) {
 		"unknown state": func(name string) error { return client.HSet(ctx, name, "state", "bogus").Err() },
 	} {
 		prefix := fmt.Sprintf("foreign-%d:", keys.Add(1))
-		f := newFront(t, func(c *redisfront.Config) { c.Prefix = prefix })
+		f := patientFront(t, func(c *redisfront.Config) { c.Prefix = prefix })
 		s, mirror, row := newStates(t, f, m), newMirror(t, f, m), newRow(t, m)
 		_, err := s.Move(ctx, row, "1", "created")
 		require.NoError(t, err)
@@ -486,7 +492,7 @@ func TestMachine_GoSQLAndLuaSayTheSame(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, conn.Close(context.Background())) })
 	_, err = conn.Exec(ctx, `CREATE TABLE things (id text PRIMARY KEY, status text)`)
 	require.NoError(t, err)
-	f := newFront(t)
+	f := patientFront(t)
 
 	rapid.Check(t, func(rt *rapid.T) {
 		m := drawMachine(rt)
