@@ -32,7 +32,7 @@ func (f *Front) Mirror(m *idempotency.Machine, life time.Duration) (*Mirror, err
 // session that committed it, read in its transaction or before, see idempotency.Store.Epoch; without one nothing is noted.
 // It does not wait for Redis. A copy that is lost or late does no harm, and an older state does not replace a later one
 // where the machine tells which is which.
-func (m *Mirror) Set(_ context.Context, row idempotency.Key, state, epoch string) error {
+func (m *Mirror) Set(ctx context.Context, row idempotency.Key, state, epoch string) error {
 	if err := checkState(m.machine, row, state); err != nil || epoch == "" {
 		return err
 	}
@@ -43,7 +43,7 @@ func (m *Mirror) Set(_ context.Context, row idempotency.Key, state, epoch string
 			args = append(args, later)
 		}
 	}
-	m.front.add(job{script: scriptMirror, names: n, keys: []string{n.mirror()}, args: args})
+	m.front.add(ctx, job{script: scriptMirror, names: n, keys: []string{n.mirror()}, args: args})
 	return nil
 }
 
