@@ -24,7 +24,9 @@ Try, in another terminal:
   curl -i %[2]s -H 'Idempotency-Key: my-first' -d '{"customer":"c-7","sku":"coffee","quantity":3}'
 
   With "sku":"unicorn" it is out of stock: a 400, and the same 400 again. "coupon":"WELCOME" can be used once.
-  curl %[1]s/stock/coffee shows what is left, curl %[1]s/orders/1 an order.
+  curl %[1]s/stock/coffee shows what is left, curl %[1]s/orders/1 an order. It is created, then paid, shipped, delivered, or
+  paid and refunded:
+  curl -i -X PUT %[1]s/orders/1/status -d '{"status":"paid"}'
 
 Look into the tables:
 

@@ -31,6 +31,7 @@ type orderRequest struct {
 type order struct {
 	ID int64 `json:"id"`
 	orderRequest
+	Status    string    `json:"status"`
 	CreatedAt time.Time `json:"created_at"`
 }
 
@@ -54,7 +55,8 @@ func placeOrder(ctx context.Context, tx pgx.Tx, key string, in orderRequest, thi
 	err := tx.QueryRow(ctx, `
 		INSERT INTO demo.orders (idempotency_key, customer, sku, quantity, coupon)
 		SELECT $1, $2, sku, $4, nullif($5, '') FROM demo.stock WHERE sku = $3
-		RETURNING id, created_at`, key, in.Customer, in.SKU, in.Quantity, in.Coupon).Scan(&placed.ID, &placed.CreatedAt)
+		RETURNING id, status, created_at`, key, in.Customer, in.SKU, in.Quantity, in.Coupon).
+		Scan(&placed.ID, &placed.Status, &placed.CreatedAt)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, &refusal{codeUnknownSKU, fmt.Sprintf("We do not sell %q.", in.SKU)}
 	}

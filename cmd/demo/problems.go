@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"net/http"
 	"strconv"
@@ -46,6 +48,7 @@ func problemOf(err error) *problem {
 		failed   *idempotency.FailedError
 		refused  *refusal
 		tooLarge *http.MaxBytesError
+		moved    *idempotency.TransitionError
 	)
 	switch {
 	// First: it may wrap any of the others, and only it says that nobody knows.
@@ -72,6 +75,9 @@ func problemOf(err error) *problem {
 	case errors.Is(err, idempotency.ErrResultExpired):
 		return newProblem(http.StatusGone, "result-gone", "This was done, and its answer is no longer kept.",
 			"It is never done again for this key.")
+	case errors.As(err, &moved):
+		return newProblem(http.StatusConflict, "transition-refused", "The order cannot come to be "+moved.To+".",
+			fmt.Sprintf("It is %s, and from there it can be: %s.", moved.From, cmp.Or(strings.Join(moved.Allowed, ", "), "nothing else")))
 	case errors.As(err, &failed):
 		return refusalProblem(failed.Code, failed.Message)
 	case errors.As(err, &refused):

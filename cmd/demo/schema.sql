@@ -17,7 +17,9 @@ CREATE TABLE demo.orders (
     sku             text NOT NULL REFERENCES demo.stock,
     quantity        integer NOT NULL,
     coupon          text,
+    status          text NOT NULL DEFAULT 'created',
     created_at      timestamptz NOT NULL DEFAULT statement_timestamp(),
+    CONSTRAINT orders_status_check CHECK (status IN ('created', 'paid', 'shipped', 'delivered', 'refunded')),
     CONSTRAINT orders_quantity_check CHECK (quantity > 0)
 );
 -- Not unique, on purpose: it serves the storm's own check, which looks for keys with more than one order.

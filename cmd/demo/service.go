@@ -65,15 +65,18 @@ func (s *service) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /orders", s.postOrder)
 	mux.HandleFunc("GET /orders/{id}", s.getOrder)
+	mux.HandleFunc("PUT /orders/{id}/status", s.putStatus)
 	mux.HandleFunc("GET /stock/{sku}", s.getStock)
-	for pattern, allow := range map[string]string{"/orders": "POST", "/orders/{id}": "GET, HEAD", "/stock/{sku}": "GET, HEAD"} {
+	for pattern, allow := range map[string]string{
+		"/orders": "POST", "/orders/{id}": "GET, HEAD", "/orders/{id}/status": "PUT", "/stock/{sku}": "GET, HEAD",
+	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Allow", allow)
 			newProblem(http.StatusMethodNotAllowed, "method-not-allowed", "This is not done here.", "Use "+allow+".").write(w)
 		})
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		notFound("Try POST /orders, GET /orders/{id} or GET /stock/{sku}.").write(w)
+		notFound("Try POST /orders, GET /orders/{id}, PUT /orders/{id}/status or GET /stock/{sku}.").write(w)
 	})
 	return mux
 }
@@ -149,8 +152,8 @@ func (s *service) getOrder(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	err = s.pool.QueryRow(r.Context(), `
-		SELECT id, customer, sku, quantity, coalesce(coupon, ''), created_at FROM demo.orders WHERE id = $1`, id).
-		Scan(&found.ID, &found.Customer, &found.SKU, &found.Quantity, &found.Coupon, &found.CreatedAt)
+		SELECT id, customer, sku, quantity, coalesce(coupon, ''), status, created_at FROM demo.orders WHERE id = $1`, id).
+		Scan(&found.ID, &found.Customer, &found.SKU, &found.Quantity, &found.Coupon, &found.Status, &found.CreatedAt)
 	found.CreatedAt = found.CreatedAt.UTC()
 	s.answer(w, r, found, err)
 }
