@@ -100,7 +100,7 @@ func TestFront_ACallerThatGoesAwayIsNoFailure(t *testing.T) {
 func TestFront_CloseSendsWhatIsQueued(t *testing.T) {
 	t.Parallel()
 	client := newClient(t)
-	cfg := &redisfront.Config{Prefix: "drain:"}
+	cfg := &redisfront.Config{Prefix: newPrefix()}
 	f, err := redisfront.New(client, cfg)
 	require.NoError(t, err)
 	all := make([]idempotency.Key, 2000)
@@ -111,7 +111,7 @@ func TestFront_CloseSendsWhatIsQueued(t *testing.T) {
 	require.NoError(t, f.Close())
 	require.NoError(t, f.Close(), "twice")
 	events := newEvents()
-	again, err := redisfront.New(client, &redisfront.Config{Prefix: "drain:", OnEvent: events.add})
+	again, err := redisfront.New(client, &redisfront.Config{Prefix: cfg.Prefix, OnEvent: events.add})
 	require.NoError(t, err)
 	for _, key := range all {
 		_, found := lookup(t, again, about(key))
@@ -131,7 +131,7 @@ func TestFront_SealedEntriesHoldNothingPlain(t *testing.T) {
 	require.NoError(t, err)
 	foreign, err := redisfront.NewAESGCM(2, map[byte][]byte{2: []byte("fedcba9876543210")})
 	require.NoError(t, err)
-	const prefix = "sealed:"
+	prefix := newPrefix()
 	with := func(s redisfront.Sealer) *redisfront.Front {
 		return newFront(t, func(c *redisfront.Config) { c.Prefix, c.Sealer = prefix, s })
 	}

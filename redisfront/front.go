@@ -228,10 +228,15 @@ func (f *Front) held(ctx context.Context, n names) (bool, error) {
 func (f *Front) tryMark(ctx context.Context, n names) error {
 	token := idempotency.NewAttemptToken()
 	keys := []string{n.entry + ":probe", n.mark + ":probe"}
-	if _, err := f.exchange(ctx, scriptBegin, keys, "", bytesOf(token), len(token), milliseconds(time.Second)); err != nil {
-		return err
+	_, err := f.exchange(ctx, scriptBegin, keys, "", bytesOf(token), len(token), milliseconds(time.Second))
+	if err == nil {
+		_, err = f.exchange(ctx, scriptEnd, keys[1:], bytesOf(token), n.channel+":probe")
 	}
-	_, err := f.exchange(ctx, scriptEnd, keys[1:], bytesOf(token), n.channel+":probe")
+	if c, is := f.client.(*redis.ClusterClient); is && err != nil {
+		// Where a master does not answer at all, the client asks for its successor only every
+		// ClusterOptions.ClusterStateReloadInterval, 10 s.
+		c.ReloadState(ctx)
+	}
 	return err
 }
 

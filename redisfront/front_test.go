@@ -148,7 +148,7 @@ func TestFront_WhatIsKept(t *testing.T) {
 func TestCase_L05_NamesOfHostileKeys(t *testing.T) {
 	t.Parallel()
 	ctx, client := t.Context(), newClient(t)
-	prefix := fmt.Sprintf("l05-%d:", keys.Add(1))
+	prefix := newPrefix()
 	f := newFront(t, func(c *redisfront.Config) { c.Prefix = prefix })
 	values := []string{"}{", "{}", "{a", "a}", "{a}{b}", "*", "?", "[a]", ":", "a:b", `\`, "'", `"`, "𐍈", strings.Repeat("k", 255)}
 	for i, value := range values {

@@ -2,6 +2,7 @@ package redisfront_test
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"os"
 	"sync"
@@ -64,10 +65,16 @@ func newKey(t *testing.T) idempotency.Key {
 	return key
 }
 
+// runID makes prefixes differ from those of earlier runs, which a server of PGONCE_REDIS_URL still has.
+var runID = rand.Text()[:8]
+
+// newPrefix returns a prefix that no other test uses.
+func newPrefix() string { return fmt.Sprintf("%s%s-%d:", redisfront.DefaultPrefix, runID, keys.Add(1)) }
+
 // newFront returns a front with a prefix of its own.
 func newFront(t *testing.T, change ...func(*redisfront.Config)) *redisfront.Front {
 	t.Helper()
-	cfg := &redisfront.Config{Prefix: fmt.Sprintf("t%d:", keys.Add(1))}
+	cfg := &redisfront.Config{Prefix: newPrefix()}
 	for _, c := range change {
 		c(cfg)
 	}
