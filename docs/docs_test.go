@@ -98,6 +98,7 @@ func TestDefaults_TableIsTheCode(t *testing.T) {
 	for _, row := range []string{
 		"| Wait | " + human(op.Wait) + " |",
 		"| Retention | " + human(op.Retention) + " |",
+		"| Retention under CACHE | " + human(redisfront.DefaultCacheRetention) + " |",
 		fmt.Sprintf("| ResultLimit | %d MiB |", op.ResultLimit>>20),
 		"| Lease | " + human(op.Lease) + " |",
 		"| Takeover | " + string(op.Takeover) + " |",

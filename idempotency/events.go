@@ -49,7 +49,8 @@ type Unresolved struct {
 	Duration time.Duration
 }
 
-// RolledBack says that the function or the database failed: everything was rolled back and nothing recorded.
+// RolledBack says that the function or the database failed: everything was rolled back and nothing recorded. Under
+// StrategyCache nothing can be rolled back: there it says only that nothing was kept.
 type RolledBack struct {
 	Key      Key
 	Strategy Strategy

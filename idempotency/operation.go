@@ -43,7 +43,7 @@ type Operation struct {
 	// Default: 2 s.
 	Wait time.Duration
 	// Retention is how long an outcome is kept and replayed, at least 10 minutes; Forever: no end.
-	// Default: 72 h.
+	// Default: 72 h; 7 days under StrategyCache.
 	Retention time.Duration
 	// ResultRetention drops the stored result earlier than its record; a late retry then gets ErrResultExpired.
 	// Default: as long as the record.
@@ -58,7 +58,8 @@ type Operation struct {
 	// changed, or whose results are too big.
 	// Default: false.
 	NoLocal bool
-	// Lease is the time of ownership between renewals in the leased mode; the transactional mode has none.
+	// Lease is the time of ownership between renewals in the leased mode and under StrategyCache; the transactional mode has
+	// none.
 	// Default: 30 s.
 	Lease time.Duration
 	// Takeover is what may happen to a leased record whose owner died; the transactional mode leaves none.

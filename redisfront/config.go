@@ -35,8 +35,14 @@ type Config struct {
 	// not seal are misses then.
 	// Default: none.
 	Sealer Sealer
-	// OnEvent is told of every call that Redis did not serve (idempotency.FrontFailed), and when Redis is not asked any
-	// more and when it is again (idempotency.FrontDegraded). It must be quick.
+	// Operations are those of Do, each with StrategyCache. Retention is 7 days there if it is not set.
+	// Default: none, Do refuses every key.
+	Operations []idempotency.Operation
+	// Unprotected runs Do's functions also while Redis cannot be asked, and then maybe several times for one key.
+	// Default: false, they are not run and Do returns ErrUnavailable.
+	Unprotected bool
+	// OnEvent is told of every call that Redis did not serve (idempotency.FrontFailed), when Redis is not asked any more and
+	// when it is again (idempotency.FrontDegraded), and how calls of Do end. It must be quick.
 	// Default: none.
 	OnEvent idempotency.OnEvent
 }

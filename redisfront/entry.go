@@ -47,9 +47,9 @@ type header struct {
 	Elsewhere bool `json:"elsewhere,omitempty"`
 }
 
-// encode makes an entry's body; it shares no bytes with the record.
-func (f *Front) encode(r *idempotency.Record, n names) ([]byte, error) {
-	body, err := encodeEntry(r, f.config.ResultLimit)
+// encode makes an entry's body; it shares no bytes with the record. limit is the largest result that goes into it; -1: none.
+func (f *Front) encode(r *idempotency.Record, n names, limit int) ([]byte, error) {
+	body, err := encodeEntry(r, limit)
 	if err != nil || f.config.Sealer == nil {
 		return body, err
 	}

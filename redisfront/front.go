@@ -22,6 +22,8 @@ type Front struct {
 	waiters   *waiters
 	breaker   *breaker
 	publisher *publisher
+
+	operations map[string]*idempotency.Operation // of Do
 }
 
 var _ idempotency.Front = (*Front)(nil)
@@ -41,7 +43,11 @@ func New(client redis.UniversalClient, cfg *Config) (*Front, error) {
 			Field: "redisfront: client", Rule: "must be made with ContextTimeoutEnabled: Config.Timeout would not be kept otherwise",
 		}
 	}
-	f := &Front{client: client, config: config, waiters: newWaiters(client)}
+	operations, err := config.cacheOperations()
+	if err != nil {
+		return nil, err
+	}
+	f := &Front{client: client, config: config, waiters: newWaiters(client), operations: operations}
 	f.breaker = newBreaker(f)
 	f.publisher = newPublisher(f)
 	return f, nil
@@ -135,16 +141,17 @@ func (f *Front) Publish(ctx context.Context, e idempotency.Entry) {
 		return
 	}
 	n := f.names(e.Record.Key)
-	body, err := f.encode(&e.Record, n)
+	body, err := f.encode(&e.Record, n, f.config.ResultLimit)
 	if err != nil {
 		f.emit(ctx, idempotency.FrontFailed{Front: Name, Op: scriptPublish.name, Err: err})
 		f.End(ctx, e.Record.Key, e.Mark)
 		return
 	}
-	f.add(ctx, job{
+	j := job{
 		script: scriptPublish, names: n, keys: []string{n.entry, n.mark}, size: int64(len(body)),
 		args: []any{e.Epoch, fmt.Sprintf("%019d", e.Record.Fence), body, milliseconds(life), bytesOf(e.Mark), n.channel},
-	})
+	}
+	f.add(ctx, j)
 }
 
 // End removes the call's own mark.
@@ -197,13 +204,15 @@ func (f *Front) Flush(ctx context.Context) error {
 
 // Wait returns when the key's mark goes.
 func (f *Front) Wait(ctx context.Context, key idempotency.Key) error {
-	n := f.names(key)
+	return f.wait(ctx, f.names(key))
+}
+
+func (f *Front) wait(ctx context.Context, n names) error {
 	gone, leave := f.waiters.join(n.channel) //nolint:contextcheck // the subscription is the front's, not this caller's
 	defer leave()
 	// Redis' messages may be lost, and a mark that ends by itself sends none: so the mark is looked at too.
 	for pause := 20 * time.Millisecond; ; pause = min(pause*2, 500*time.Millisecond) {
-		held, err := f.held(ctx, n)
-		if err != nil || !held {
+		if there, err := f.held(ctx, n); err != nil || !there {
 			return err
 		}
 		timer := time.NewTimer(pause)

@@ -30,6 +30,7 @@ var (
 	scriptHeld       = load("held")
 	scriptTransition = load("transition")
 	scriptMirror     = load("mirror")
+	scriptKeep       = load("keep")
 )
 
 func load(name string) script {
