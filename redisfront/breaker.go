@@ -18,7 +18,9 @@ var errDegraded = errors.New("not asked: it failed a moment ago")
 
 // breaker keeps callers away from a Redis that failed once, until a probe of its own succeeds.
 type breaker struct {
-	front *Front
+	name  string // in events
+	emit  func(context.Context, idempotency.Event)
+	try   func(context.Context, names) error // what every call needs
 	state *gobreaker.TwoStepCircuitBreaker[any]
 
 	mu     sync.Mutex
@@ -29,9 +31,9 @@ type breaker struct {
 	group  sync.WaitGroup
 }
 
-func newBreaker(f *Front) *breaker {
+func newBreaker(name string, first names, emit func(context.Context, idempotency.Event), try func(context.Context, names) error) *breaker {
 	ctx, cancel := context.WithCancel(context.Background())
-	b := &breaker{front: f, stop: cancel, failed: f.namesOf("probe")}
+	b := &breaker{name: name, emit: emit, try: try, stop: cancel, failed: first}
 	b.state = gobreaker.NewTwoStepCircuitBreaker[any](gobreaker.Settings{
 		Timeout:     probeInterval,
 		ReadyToTrip: func(gobreaker.Counts) bool { return true },
@@ -40,7 +42,7 @@ func newBreaker(f *Front) *breaker {
 				b.opened(ctx)
 			}
 			if to == gobreaker.StateClosed {
-				f.emit(ctx, idempotency.FrontDegraded{Front: Name})
+				emit(ctx, idempotency.FrontDegraded{Front: name})
 			}
 		},
 		// A caller that went away says nothing about Redis.
@@ -77,13 +79,13 @@ func (b *breaker) degraded() bool { return b.state.State() != gobreaker.StateClo
 func (b *breaker) opened(ctx context.Context) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.front.emit(ctx, idempotency.FrontDegraded{Front: Name, Degraded: true, Err: b.cause})
+	b.emit(ctx, idempotency.FrontDegraded{Front: b.name, Degraded: true, Err: b.cause})
 	if !b.closed {
 		b.group.Go(func() { b.probe(ctx) })
 	}
 }
 
-// probe asks Redis for what every call needs, a mark, until it works.
+// probe tries until it works.
 func (b *breaker) probe(ctx context.Context) {
 	ticker := time.NewTicker(probeInterval)
 	defer ticker.Stop()
@@ -100,7 +102,7 @@ func (b *breaker) probe(ctx context.Context) {
 		b.mu.Lock()
 		n := b.failed
 		b.mu.Unlock()
-		err = b.front.tryMark(ctx, n)
+		err = b.try(ctx, n)
 		done(err)
 		if err == nil {
 			return

@@ -108,7 +108,7 @@ func (c *cacheCall) wait(ctx context.Context) error {
 	}
 	bounded, cancel := context.WithTimeout(ctx, left)
 	defer cancel()
-	switch err := c.front.wait(bounded, c.names); {
+	switch err := c.front.wait(bounded, c.names, c.front.held); {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:

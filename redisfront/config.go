@@ -2,7 +2,10 @@ package redisfront
 
 import (
 	"context"
+	"fmt"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/pgonce/pgonce/idempotency"
 )
@@ -35,6 +38,12 @@ type Config struct {
 	// not seal are misses then.
 	// Default: none.
 	Sealer Sealer
+	// Quorum holds the marks on a majority of these 3, 5 or 7 servers, which must know nothing of each other: 1, 2 or 3 of
+	// them may die. Entries, and the locks of Do, stay with the front's own client. It saves work, and proves nothing: a
+	// stopped process, a clock that jumps or a server that forgets can give two callers one mark, and then the unique key in
+	// PostgreSQL decides, as it does without any mark.
+	// Default: none, marks are beside the entries.
+	Quorum []redis.UniversalClient
 	// Operations are those of Do, each with StrategyCache. Retention is 7 days there if it is not set.
 	// Default: none, Do refuses every key.
 	Operations []idempotency.Operation
@@ -83,6 +92,13 @@ func (c *Config) validate() error {
 		return invalid("ResultLimit", "must be positive, or -1 for none")
 	case c.Margin < 0:
 		return invalid("Margin", "must not be negative")
+	case len(c.Quorum) > 0 && (len(c.Quorum) < 3 || len(c.Quorum)%2 == 0 || len(c.Quorum) > 7):
+		return invalid("Quorum", fmt.Sprintf("must be 3, 5 or 7 servers, or none, is %d", len(c.Quorum)))
+	}
+	for _, node := range c.Quorum {
+		if node == nil || !contextTimeouts(node) {
+			return invalid("Quorum", "must be clients made with ContextTimeoutEnabled: Config.Timeout would not be kept otherwise")
+		}
 	}
 	return nil
 }

@@ -22,6 +22,7 @@ type Front struct {
 	waiters   *waiters
 	breaker   *breaker
 	publisher *publisher
+	quorum    *quorum // nil: marks are beside the entries
 
 	operations map[string]*idempotency.Operation // of Do
 }
@@ -48,8 +49,9 @@ func New(client redis.UniversalClient, cfg *Config) (*Front, error) {
 		return nil, err
 	}
 	f := &Front{client: client, config: config, waiters: newWaiters(client), operations: operations}
-	f.breaker = newBreaker(f)
+	f.breaker = newBreaker(Name, f.namesOf("probe"), f.emit, f.tryMark)
 	f.publisher = newPublisher(f)
+	f.quorum = newQuorum(f)
 	return f, nil
 }
 
@@ -68,6 +70,9 @@ func contextTimeouts(client redis.UniversalClient) bool {
 func (f *Front) Close() error {
 	err := f.publisher.close()
 	f.breaker.close()
+	if f.quorum != nil {
+		f.quorum.close()
+	}
 	return errors.Join(err, f.waiters.close())
 }
 
@@ -93,6 +98,9 @@ func (f *Front) Lookup(ctx context.Context, ask idempotency.Ask) (idempotency.Re
 // Begin marks the key as running, unless its final record or another call's mark is there.
 func (f *Front) Begin(ctx context.Context, ask idempotency.Ask, mark idempotency.AttemptToken, ttl time.Duration) (idempotency.Record, bool, error) {
 	n := f.names(ask.Key)
+	if f.quorum != nil {
+		return f.beginOnQuorum(ctx, ask, n, mark, ttl)
+	}
 	reply, err := f.run(ctx, scriptBegin, n, []string{n.entry, n.mark}, ask.Epoch, holder(mark, ask.Fingerprint), len(mark), milliseconds(ttl))
 	if err != nil {
 		return idempotency.Record{}, false, err
@@ -128,6 +136,9 @@ func (f *Front) known(ctx context.Context, ask idempotency.Ask, n names, reply r
 // Renew keeps the call's own mark alive.
 func (f *Front) Renew(ctx context.Context, key idempotency.Key, mark idempotency.AttemptToken, ttl time.Duration) error {
 	n := f.names(key)
+	if f.quorum != nil {
+		return f.quorum.renew(ctx, n, mark, ttl)
+	}
 	_, err := f.run(ctx, scriptRenew, n, []string{n.mark}, mark[:], milliseconds(ttl))
 	return err
 }
@@ -151,6 +162,9 @@ func (f *Front) Publish(ctx context.Context, e idempotency.Entry) {
 		script: scriptPublish, names: n, keys: []string{n.entry, n.mark}, size: int64(len(body)),
 		args: []any{e.Epoch, fmt.Sprintf("%019d", e.Record.Fence), body, milliseconds(life), bytesOf(e.Mark), n.channel},
 	}
+	if f.quorum != nil && e.Mark != (idempotency.AttemptToken{}) {
+		j.then = func(ctx context.Context) { f.quorum.release(ctx, n, e.Mark, nil) }
+	}
 	f.add(ctx, j)
 }
 
@@ -160,12 +174,19 @@ func (f *Front) End(ctx context.Context, key idempotency.Key, mark idempotency.A
 		return
 	}
 	n := f.names(key)
+	if f.quorum != nil {
+		f.quorum.release(ctx, n, mark, func(ctx context.Context) { f.announce(ctx, n) })
+		return
+	}
 	f.add(ctx, job{script: scriptEnd, names: n, keys: []string{n.mark}, args: []any{bytesOf(mark), n.channel}})
 }
 
 func (f *Front) add(ctx context.Context, j job) {
 	if err := f.publisher.add(j); err != nil {
 		f.emit(ctx, idempotency.FrontFailed{Front: Name, Op: j.script.name, Err: err})
+		if j.then != nil {
+			j.then(ctx)
+		}
 	}
 }
 
@@ -204,15 +225,19 @@ func (f *Front) Flush(ctx context.Context) error {
 
 // Wait returns when the key's mark goes.
 func (f *Front) Wait(ctx context.Context, key idempotency.Key) error {
-	return f.wait(ctx, f.names(key))
+	held := f.held
+	if f.quorum != nil {
+		held = f.quorum.held
+	}
+	return f.wait(ctx, f.names(key), held)
 }
 
-func (f *Front) wait(ctx context.Context, n names) error {
+func (f *Front) wait(ctx context.Context, n names, held func(context.Context, names) (bool, error)) error {
 	gone, leave := f.waiters.join(n.channel) //nolint:contextcheck // the subscription is the front's, not this caller's
 	defer leave()
 	// Redis' messages may be lost, and a mark that ends by itself sends none: so the mark is looked at too.
 	for pause := 20 * time.Millisecond; ; pause = min(pause*2, 500*time.Millisecond) {
-		if there, err := f.held(ctx, n); err != nil || !there {
+		if there, err := held(ctx, n); err != nil || !there {
 			return err
 		}
 		timer := time.NewTimer(pause)

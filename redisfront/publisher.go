@@ -33,7 +33,8 @@ type job struct {
 	keys   []string
 	args   []any
 	size   int64
-	done   chan<- error // nil: nobody waits
+	done   chan<- error          // nil: nobody waits
+	then   func(context.Context) // nil: nothing. Called when the script has run, or never will
 }
 
 // publisher sends jobs in the order in which they came, many in one round trip.
@@ -130,6 +131,9 @@ func (p *publisher) send(ctx context.Context, batch []job) {
 		p.bytes.Add(-j.size)
 		if results[i] != nil && !errors.Is(results[i], errDegraded) {
 			p.front.emit(ctx, idempotency.FrontFailed{Front: Name, Op: j.script.name, Err: results[i]})
+		}
+		if j.then != nil {
+			j.then(ctx)
 		}
 		if j.done != nil {
 			j.done <- results[i]

@@ -1,0 +1,223 @@
+package redisfront_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/internal/devstack"
+	"github.com/pgonce/pgonce/redisfront"
+)
+
+// ensemble is the servers of a quorum.
+type ensemble struct {
+	nodes   []*devstack.RedisNode
+	clients []redis.UniversalClient
+	prefix  string
+}
+
+func startEnsemble(t *testing.T, n int) *ensemble {
+	t.Helper()
+	servers, e := startNodes(t), &ensemble{prefix: newPrefix()}
+	for range n {
+		node, err := servers.Add(t.Context())
+		require.NoError(t, err)
+		e.nodes, e.clients = append(e.nodes, node), append(e.clients, direct(t, node))
+	}
+	return e
+}
+
+// front is one process's.
+func (e *ensemble) front(t *testing.T, client redis.UniversalClient, change ...func(*redisfront.Config)) *redisfront.Front {
+	t.Helper()
+	return frontOn(t, client, append(change, func(c *redisfront.Config) { c.Quorum, c.Prefix = e.clients, e.prefix })...)
+}
+
+// marks counts the servers that have a key's mark.
+func (e *ensemble) marks(ctx context.Context, f *redisfront.Front, key idempotency.Key) (n int64) {
+	for _, c := range e.clients {
+		n += c.Exists(ctx, f.MarkName(key)).Val()
+	}
+	return n
+}
+
+func TestQuorum_SurvivesAMinority(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{3, 5, 7} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			t.Parallel()
+			ctx, e, client := t.Context(), startEnsemble(t, n), newClient(t)
+			f, other := e.front(t, client), e.front(t, client)
+			for i := range n / 2 { // killed and paused by turns
+				if i%2 == 0 {
+					require.NoError(t, e.nodes[i].Kill())
+				} else {
+					require.NoError(t, e.nodes[i].Pause())
+				}
+			}
+			key, mark := newKey(t), idempotency.NewAttemptToken()
+			began := time.Now()
+			require.NoError(t, begin(t, f, about(key), mark))
+			require.Less(t, time.Since(began), time.Second)
+			require.ErrorIs(t, begin(t, other, about(key), idempotency.NewAttemptToken()), idempotency.ErrInProgress)
+			require.NoError(t, f.Renew(ctx, key, mark, time.Minute))
+			waiting, woken := make(chan struct{}), make(chan error)
+			go func() { close(waiting); woken <- other.Wait(ctx, key) }()
+			<-waiting
+			publish(t, f, success(key, 1, "a foreign mark stays"))
+			require.NoError(t, other.Evict(ctx, key))
+			require.ErrorIs(t, begin(t, other, about(key), idempotency.NewAttemptToken()), idempotency.ErrInProgress)
+			f.End(ctx, key, mark)
+			require.NoError(t, <-woken)
+
+			own := success(key, 2, "answer")
+			require.Eventually(t, func() bool { return begin(t, other, about(key), own.Mark) == nil }, 5*time.Second, 5*time.Millisecond)
+			publish(t, other, own)
+			result, found := lookup(t, f, about(key))
+			require.True(t, found)
+			require.Equal(t, "answer", result)
+			require.Eventually(t, func() bool { return f.Wait(ctx, key) == nil }, 5*time.Second, 5*time.Millisecond)
+
+			// One more, and there is no majority: no mark, and the entries are not concerned.
+			last := e.nodes[n/2]
+			require.NoError(t, last.Kill())
+			require.Eventually(t, func() bool {
+				err := begin(t, f, about(newKey(t)), idempotency.NewAttemptToken())
+				return err != nil && !errors.Is(err, idempotency.ErrInProgress)
+			}, 5*time.Second, 5*time.Millisecond)
+			began = time.Now()
+			for range 100 {
+				require.Error(t, begin(t, f, about(newKey(t)), idempotency.NewAttemptToken()))
+			}
+			require.Less(t, time.Since(began), time.Second, "not asked again by callers")
+			require.False(t, f.Degraded())
+			_, found = lookup(t, f, about(key))
+			require.True(t, found)
+			require.NoError(t, last.Start(ctx))
+			require.Eventually(t, func() bool {
+				return begin(t, f, about(newKey(t)), idempotency.NewAttemptToken()) == nil
+			}, 10*time.Second, 10*time.Millisecond)
+		})
+	}
+}
+
+// Marks keep duplicates apart also while the entries cannot be asked.
+func TestQuorum_WithoutTheEntries(t *testing.T) {
+	t.Parallel()
+	e, entries := startEnsemble(t, 3), startNodes(t)
+	node, err := entries.Add(t.Context())
+	require.NoError(t, err)
+	client := direct(t, node)
+	f, other, key := e.front(t, client), e.front(t, client), newKey(t)
+	require.NoError(t, node.Kill())
+	mark := idempotency.NewAttemptToken()
+	require.NoError(t, begin(t, f, about(key), mark))
+	require.ErrorIs(t, begin(t, other, about(key), idempotency.NewAttemptToken()), idempotency.ErrInProgress)
+	f.End(t.Context(), key, mark)
+	require.NoError(t, other.Wait(t.Context(), key))
+	require.Eventually(t, func() bool { return e.marks(t.Context(), f, key) == 0 }, 5*time.Second, 5*time.Millisecond)
+}
+
+// What a caller has got on some nodes when it goes away does not stay there for the mark's life.
+func TestQuorum_NothingStaysOfACallerThatIsGone(t *testing.T) {
+	t.Parallel()
+	e := startEnsemble(t, 3)
+	f, key := e.front(t, newClient(t)), newKey(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	require.NoError(t, e.nodes[0].Pause())
+	require.NoError(t, e.nodes[1].Pause())
+	ended := make(chan error)
+	go func() {
+		_, err := f.TakeOnQuorum(ctx, key, idempotency.NewAttemptToken(), time.Hour)
+		ended <- err
+	}()
+	require.Eventually(t, func() bool { return e.clients[2].Exists(t.Context(), f.MarkName(key)).Val() == 1 }, 5*time.Second, time.Millisecond)
+	cancel()
+	require.NoError(t, e.nodes[0].Resume())
+	require.NoError(t, e.nodes[1].Resume())
+	require.ErrorIs(t, <-ended, context.Canceled)
+	require.Eventually(t, func() bool { return e.marks(t.Context(), f, key) == 0 }, 5*time.Second, 5*time.Millisecond)
+}
+
+// Three tries: the votes are split when it begins, and not any more a moment later.
+func TestQuorum_SplitVotesAreTriedAgain(t *testing.T) {
+	t.Parallel()
+	ctx, e := t.Context(), startEnsemble(t, 3)
+	f, key := e.front(t, newClient(t)), newKey(t)
+	require.NoError(t, e.nodes[0].Kill())
+	require.NoError(t, e.clients[1].Set(ctx, f.MarkName(key), "another attempt's", 50*time.Millisecond).Err())
+	began := time.Now()
+	left, err := f.TakeOnQuorum(ctx, key, idempotency.NewAttemptToken(), time.Minute)
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, time.Since(began), 50*time.Millisecond, "half of the first pause")
+	require.InDelta(t, time.Minute-time.Minute/100, left, float64(time.Second), "less the drift")
+
+	require.NoError(t, e.clients[1].Set(ctx, f.MarkName(newKey(t)), "another attempt's", time.Minute).Err())
+	split := newKey(t)
+	require.NoError(t, e.clients[1].Set(ctx, f.MarkName(split), "another attempt's", time.Minute).Err())
+	began = time.Now()
+	_, err = f.TakeOnQuorum(ctx, split, idempotency.NewAttemptToken(), time.Minute)
+	require.Error(t, err)
+	require.GreaterOrEqual(t, time.Since(began), 150*time.Millisecond, "half of both pauses")
+	require.EqualValues(t, 1, e.marks(ctx, f, split), "the other's only")
+}
+
+// While a minority is paused again and again, no two callers have the same mark at one time.
+func TestQuorum_OneAtATime(t *testing.T) {
+	t.Parallel()
+	ctx, e, client := t.Context(), startEnsemble(t, 3), newClient(t)
+	key := newKey(t)
+	until := time.Now().Add(time.Duration(scaled(2, 10)) * time.Second)
+	var inside, most, turns atomic.Int64
+	var group sync.WaitGroup
+	for range 4 {
+		f := e.front(t, client)
+		group.Go(func() {
+			for time.Now().Before(until) {
+				mark := idempotency.NewAttemptToken()
+				if _, _, err := f.Begin(ctx, about(key), mark, time.Minute); err != nil {
+					time.Sleep(5 * time.Millisecond)
+					continue
+				}
+				turns.Add(1)
+				most.Store(max(most.Load(), inside.Add(1)))
+				time.Sleep(5 * time.Millisecond)
+				inside.Add(-1)
+				f.End(ctx, key, mark)
+			}
+		})
+	}
+	for i := 0; time.Now().Before(until); i++ {
+		node := e.nodes[i%3]
+		require.NoError(t, node.Pause())
+		time.Sleep(100 * time.Millisecond)
+		require.NoError(t, node.Resume())
+		time.Sleep(100 * time.Millisecond)
+	}
+	group.Wait()
+	require.EqualValues(t, 1, most.Load())
+	require.Greater(t, turns.Load(), int64(5))
+	t.Logf("faults: redis quorum of 3, one paused by turns: %d turns, at most %d at a time", turns.Load(), most.Load())
+}
+
+func TestNew_RefusesAWrongQuorum(t *testing.T) {
+	t.Parallel()
+	good := newClient(t)
+	slow := redis.NewClient(&redis.Options{})
+	t.Cleanup(func() { require.NoError(t, slow.Close()) })
+	for _, nodes := range [][]redis.UniversalClient{
+		{good}, {good, good}, {good, good, good, good}, {good, good, nil}, {good, slow, good}, make([]redis.UniversalClient, 9),
+	} {
+		_, err := redisfront.New(good, &redisfront.Config{Quorum: nodes})
+		require.ErrorIs(t, err, idempotency.ErrConfig)
+		require.ErrorContains(t, err, "Quorum")
+	}
+}
