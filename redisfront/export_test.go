@@ -2,6 +2,7 @@ package redisfront
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/pgonce/pgonce/idempotency"
@@ -22,4 +23,12 @@ func (f *Front) TakeOnQuorum(ctx context.Context, key idempotency.Key, mark idem
 func Source(name string) (string, error) {
 	source, err := sources.ReadFile("lua/" + name + ".lua")
 	return preamble() + string(source), err
+}
+
+// CodeRows is the table of codes as docs/redis.md has it.
+func CodeRows() (rows []string) {
+	for _, c := range codes {
+		rows = append(rows, fmt.Sprintf("| %d | %s | %s |", int(c.code), c.name, c.meaning))
+	}
+	return rows
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -65,8 +66,8 @@ type shard struct {
 
 type cluster struct {
 	shards []shard
-	client *redis.ClusterClient
-	admin  *redis.Client // of the last master, which stays alive
+	client *redis.ClusterClient // as the user of the guide
+	admin  *redis.Client        // of the last master, which stays alive
 }
 
 // startCluster starts three masters with a replica each.
@@ -111,11 +112,28 @@ func startCluster(t *testing.T) *cluster {
 		}, 20*time.Second, 50*time.Millisecond)
 	}
 	c.admin = direct(t, c.shards[masters-1].master)
+	for n := range bus {
+		setUser(t, direct(t, n))
+	}
 	c.client = redis.NewClusterClient(&redis.ClusterOptions{
-		Addrs: addresses, Password: nodes.Password(), ContextTimeoutEnabled: true,
+		Addrs: addresses, Username: "pgonce", Password: "secret", ContextTimeoutEnabled: true,
 	})
 	t.Cleanup(func() { _ = c.client.Close() })
 	return c
+}
+
+// setUser makes the user of docs/redis.md.
+func setUser(t *testing.T, client *redis.Client) {
+	t.Helper()
+	text, err := os.ReadFile("../docs/redis.md")
+	require.NoError(t, err)
+	user := regexp.MustCompile("(?m)^user (pgonce .*)$").FindStringSubmatch(string(text))
+	require.Len(t, user, 2)
+	args := []any{"ACL", "SETUSER"}
+	for _, rule := range strings.Fields(user[1]) {
+		args = append(args, rule)
+	}
+	require.NoError(t, client.Do(t.Context(), args...).Err())
 }
 
 func freePort(ctx context.Context, t *testing.T) int {
