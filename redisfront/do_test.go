@@ -43,6 +43,16 @@ type receipt struct {
 // sends counts how often the effect was made, and returns its number.
 type sends struct{ n atomic.Int64 }
 
+// requireEnds waits for a context's end.
+func requireEnds(t *testing.T, ctx context.Context) {
+	t.Helper()
+	select {
+	case <-ctx.Done():
+	case <-time.After(10 * mail.Lease):
+		require.FailNow(t, "the context does not end")
+	}
+}
+
 func (s *sends) send(context.Context) (receipt, error) { return receipt{s.n.Add(1)}, nil }
 
 func TestDo_OnceThenReplays(t *testing.T) {
@@ -225,7 +235,7 @@ func TestCase_L07_LateOwnerChangesNothing(t *testing.T) { //nolint:tparallel // 
 			next, err := redisfront.Do(ctx, f, req, s.send)
 			require.NoError(t, err)
 			require.False(t, next.Replayed)
-			<-fctx.Done()
+			requireEnds(t, fctx)
 			require.ErrorIs(t, context.Cause(fctx), redisfront.ErrLockLost)
 			return receipt{99}, nil
 		})
@@ -303,7 +313,7 @@ func TestCase_L15_RedisIsAway(t *testing.T) {
 	began = time.Now()
 	res, err = redisfront.Do(ctx, careful, mailRequest(t), func(fctx context.Context) (receipt, error) {
 		require.NoError(t, server.Kill())
-		<-fctx.Done()
+		requireEnds(t, fctx)
 		require.ErrorIs(t, context.Cause(fctx), redisfront.ErrLockLost, "nobody knows who has the lock")
 		return receipt{5}, nil
 	})
