@@ -129,7 +129,7 @@ func (p *pools) frontedOn(ctx context.Context, w *world, pool *pgxpool.Pool, loc
 		if err != nil {
 			return nil, nil, err
 		}
-		f, err := redisfront.New(client, &redisfront.Config{Prefix: prefix})
+		f, err := redisfront.New(client, &redisfront.Config{Prefix: prefix}) //nolint:contextcheck // the front outlives this call
 		if err != nil {
 			return nil, nil, err
 		}
@@ -296,7 +296,7 @@ func measureLookups(ctx context.Context) ([]lookupResult, error) {
 			}})
 		}
 		var missed atomic.Int64
-		b := testing.Benchmark(func(b *testing.B) {
+		b := testing.Benchmark(func(b *testing.B) { //nolint:thelper // it is measured here
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				if _, found, _ := f.Lookup(ctx, asks[i%len(asks)]); !found {

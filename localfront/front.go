@@ -56,8 +56,8 @@ func (c *Config) validate() error {
 	switch {
 	case c.MaxRecords < 1:
 		return invalid("MaxRecords", fmt.Sprintf("must be positive, is %d", c.MaxRecords))
-	case c.MaxBytes < 64<<10:
-		return invalid("MaxBytes", fmt.Sprintf("must be at least 64 KiB, is %d", c.MaxBytes))
+	case c.MaxBytes < 64<<10 || c.MaxBytes > 16<<30:
+		return invalid("MaxBytes", fmt.Sprintf("must be from 64 KiB to 16 GiB, is %d", c.MaxBytes))
 	case c.MaxAge < time.Second || c.MaxAge > time.Hour:
 		return invalid("MaxAge", fmt.Sprintf("must be from 1s to 1h, is %v", c.MaxAge))
 	}
@@ -85,17 +85,21 @@ type cache interface {
 type entry struct {
 	idempotency.Entry
 	size int64
+	ends time.Time // by this process's monotonic clock: the wall clock may be set back
 }
 
 // overhead is about what an entry takes beside its texts and bytes.
 const overhead = 640
 
-func newEntry(e idempotency.Entry) *entry {
+func newEntry(e idempotency.Entry, life time.Duration) *entry {
 	e.Record = e.Record.Clone()
 	r := &e.Record
 	texts := len(r.Key.Tenant()) + len(r.Key.Operation()) + len(r.Key.Value()) + len(r.Executor) + len(r.Client) + len(r.TraceID) +
 		len(r.ErrorCode) + len(r.ErrorMessage) + len(r.ResultType) + len(e.Epoch)
-	return &entry{Entry: e, size: int64(overhead + texts + len(r.Result))}
+	return &entry{
+		Entry: e, size: int64(overhead + texts + len(r.Result)),
+		ends: time.Now().Add(life),
+	}
 }
 
 // Stats is how full a front is.
@@ -156,6 +160,9 @@ func (e *entry) answer(ask idempotency.Ask) (idempotency.Record, bool) {
 	if e == nil || e.Record.Key != ask.Key || e.Epoch != ask.Epoch {
 		return idempotency.Record{}, false
 	}
+	if !time.Now().Before(e.ends) {
+		return idempotency.Record{}, false
+	}
 	if v, _ := e.Record.Verdict(ask.Fingerprint); v != idempotency.VerdictReplay {
 		return idempotency.Record{}, false
 	}
@@ -167,13 +174,14 @@ func (f *Front) Publish(ctx context.Context, e idempotency.Entry) {
 	if e.Epoch == "" || e.Life <= 0 || !e.Record.Keepable() {
 		return
 	}
-	own := newEntry(e)
+	life := min(e.Life, f.config.MaxAge)
+	own := newEntry(e, life)
 	memoOf(ctx).keep(own)
 	if own.size > f.config.MaxBytes/8 {
 		f.entries.remove(e.Record.Key) // what is there is older
 		return
 	}
-	f.entries.put(own, min(e.Life, f.config.MaxAge))
+	f.entries.put(own, life)
 }
 
 // newer reports whether e may replace what is there.

@@ -15,6 +15,9 @@ type memo struct {
 
 type memoKey struct{}
 
+// maxMemo is more keys than a request has; a context that lives longer than a request forgets.
+const maxMemo = 100
+
 // WithMemo returns a context in which a front remembers the outcomes of this one request, whatever else it has to forget:
 // a request that asks for the same key several times gets the same answer. Use it in the middleware of a server.
 func WithMemo(ctx context.Context) context.Context {
@@ -41,9 +44,13 @@ func (m *memo) keep(e *entry) {
 	if m != nil {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		if e.newer(m.entries[e.Record.Key]) {
-			m.entries[e.Record.Key] = e
+		if !e.newer(m.entries[e.Record.Key]) {
+			return
 		}
+		if len(m.entries) >= maxMemo {
+			clear(m.entries)
+		}
+		m.entries[e.Record.Key] = e
 	}
 }
 

@@ -1,6 +1,7 @@
 package localfront
 
 import (
+	"math"
 	"time"
 
 	"github.com/maypok86/otter/v2"
@@ -26,7 +27,7 @@ func newOtterCache(config Config) (cache, error) {
 	items, err := otter.New(&otter.Options[idempotency.Key, living]{
 		MaximumWeight: uint64(config.MaxBytes), //nolint:gosec // validated
 		Weigher: func(_ idempotency.Key, l living) uint32 {
-			return uint32(max(l.size, share)) //nolint:gosec // at most an eighth of MaxBytes, and no gigabytes
+			return uint32(min(max(l.size, share), math.MaxUint32)) //nolint:gosec // as it says
 		},
 		ExpiryCalculator: otter.ExpiryWritingFunc(func(e otter.Entry[idempotency.Key, living]) time.Duration { return e.Value.life }),
 	})

@@ -161,3 +161,23 @@ func TestFront_SealedEntriesHoldNothingPlain(t *testing.T) {
 	_, err = redisfront.NewAESGCM(2, map[byte][]byte{1: make([]byte, 32)})
 	require.ErrorIs(t, err, idempotency.ErrConfig)
 }
+
+// The program's own code is called without any lock: it may ask the front something.
+func TestFront_EventsMayAskTheFront(t *testing.T) {
+	t.Parallel()
+	away := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1})
+	t.Cleanup(func() { require.NoError(t, away.Close()) })
+	var f *redisfront.Front
+	told := make(chan bool, 10)
+	f, err := redisfront.New(away, &redisfront.Config{OnEvent: func(ctx context.Context, e idempotency.Event) {
+		if _, is := e.(idempotency.FrontDegraded); is {
+			_ = f.Evict(ctx, newKey(t))
+			told <- f.Degraded()
+		}
+	}})
+	require.NoError(t, err)
+	_, _, err = f.Lookup(t.Context(), about(newKey(t)))
+	require.Error(t, err)
+	require.True(t, <-told)
+	require.NoError(t, f.Close())
+}

@@ -203,6 +203,9 @@ func (f *Front) evict(ctx context.Context, n names, name string) error {
 	}
 	select {
 	case err := <-done:
+		if errors.Is(err, errDegraded) {
+			err = &Error{Script: scriptEvict.name, Code: Unavailable, Err: err}
+		}
 		return err
 	case <-ctx.Done():
 		return context.Cause(ctx)

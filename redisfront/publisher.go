@@ -151,10 +151,11 @@ func (p *publisher) exchange(ctx context.Context, batch []job, results []error) 
 		}
 	}
 	_, _ = pipe.Exec(ctx) // every reply has its own error
-	// A server that has lost its scripts gets their text. Whatever ran a first time runs a second time to the same end.
+	// A server that has lost its scripts gets their text. All from the first one on, or their order would change: what ran
+	// a first time runs a second time to the same end.
 	again := p.front.client.Pipeline()
 	for i, j := range batch {
-		if replies[i] != nil && redis.HasErrorPrefix(replies[i].Err(), "NOSCRIPT") {
+		if replies[i] != nil && (again.Len() > 0 || redis.HasErrorPrefix(replies[i].Err(), "NOSCRIPT")) {
 			replies[i] = j.script.Eval(ctx, again, j.keys, j.args...)
 		}
 	}
@@ -173,7 +174,7 @@ func (p *publisher) exchange(ctx context.Context, batch []job, results []error) 
 		} else {
 			err = failed(j.script.name, err)
 		}
-		if results[i] = err; err != nil {
+		if results[i] = err; err != nil && (failure == nil || !concernsOneKey(err)) {
 			about, failure = j.names, err
 		}
 	}

@@ -105,7 +105,8 @@ func failed(script string, err error) error {
 		code = OutOfMemory
 	case redis.IsReadOnlyError(err):
 		code = ReadOnly
-	case redis.HasErrorPrefix(err, "ERR"):
+	case redis.HasErrorPrefix(err, "ERR max number of clients"):
+	case redis.HasErrorPrefix(err, "ERR") || redis.HasErrorPrefix(err, "WRONGTYPE"):
 		code = Invalid
 	}
 	return &Error{Script: script, Code: code, Err: err}

@@ -15,6 +15,7 @@ type waiters struct {
 	pubsub  *redis.PubSub
 	waiting map[string]map[chan struct{}]bool // by channel of Redis
 	closed  bool
+	missed  bool // some that changed are not in changed
 
 	// changed names channels that have got their first waiter, or lost their last one. They are subscribed to by a goroutine
 	// of its own: that may dial, and nobody shall wait for it.
@@ -69,6 +70,7 @@ func (w *waiters) change(channel string) {
 	select {
 	case w.changed <- channel:
 	default:
+		w.missed = true
 	}
 }
 
@@ -83,21 +85,44 @@ func (w *waiters) start() {
 // subscribe makes the subscription what the waiters need. Errors are no matter: go-redis repeats it on its next connection,
 // and waiters look by themselves.
 func (w *waiters) subscribe(ctx context.Context) {
+	subscribed := map[string]bool{}
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case channel := <-w.changed:
-			w.mu.Lock()
-			wanted := w.waiting[channel] != nil
-			w.mu.Unlock()
-			if wanted {
-				_ = w.pubsub.Subscribe(ctx, channel)
-			} else {
-				_ = w.pubsub.Unsubscribe(ctx, channel)
+			for one, wanted := range w.changes(channel, subscribed) {
+				if wanted {
+					subscribed[one] = true
+					_ = w.pubsub.Subscribe(ctx, one)
+				} else {
+					delete(subscribed, one)
+					_ = w.pubsub.Unsubscribe(ctx, one)
+				}
 			}
 		}
 	}
+}
+
+// changes says which channels are wanted and which are not any more: this one, and where some were missed all others.
+func (w *waiters) changes(channel string, subscribed map[string]bool) map[string]bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	changes := map[string]bool{channel: w.waiting[channel] != nil}
+	if w.missed {
+		w.missed = false
+		for one := range subscribed {
+			if w.waiting[one] == nil {
+				changes[one] = false
+			}
+		}
+		for one := range w.waiting {
+			if !subscribed[one] {
+				changes[one] = true
+			}
+		}
+	}
+	return changes
 }
 
 func (w *waiters) receive(messages <-chan *redis.Message) {

@@ -74,6 +74,9 @@ func (a *attempt) run(ctx context.Context) step {
 	default:
 		return c.settle(v, a.acquired.Record)
 	}
+	if err := c.learnEpochInside(ctx, a.pooled.Conn()); err != nil {
+		return a.acquireFailed(ctx, err)
+	}
 	failpoint.Hit(failpoint.AcquireAfter)
 	c.leaveWait()
 	if c.final != nil {
@@ -123,6 +126,7 @@ func (a *attempt) acquireFailed(ctx context.Context, err error) step {
 func (a *attempt) runFunction(ctx context.Context) (*idempotency.Completion, step) {
 	c, conn := a.call, a.pooled.Conn()
 	c.runs++
+	c.entered = startStopwatch()
 	c.inHand = idempotency.AttemptToken{} // the run overwrites it
 	tx := newHandedTx(conn)
 	defer tx.end()

@@ -31,6 +31,9 @@ type call struct {
 
 	fronted bool      // the fronts are asked and told
 	mark    *heldMark // nil: none is held
+	rival   bool      // the far front says that another payload has the key
+	asked   bool      // PostgreSQL was
+	entered stopwatch // the function, for the last time
 	epoch   string    // of the session that read or committed last, or of the front's answer
 
 	waits   bool      // counted as a waiter
@@ -130,7 +133,7 @@ func (c *call) lead(ctx context.Context, own *flight) (out outcome, err error) {
 // follow waits for the leader of the key. done is false if the caller should try for itself.
 func (c *call) follow(ctx context.Context, leader *flight) (s step, done bool) {
 	if !c.req.Fingerprint.Matches(leader.fingerprint) {
-		return step{kind: kindAnswered, err: &idempotency.MismatchError{Key: c.req.Key}}, true
+		return c.rivalled(c.lastLook(ctx)), true
 	}
 	if !c.enterWait() {
 		return c.lastLook(ctx), true
@@ -148,6 +151,15 @@ func (c *call) follow(ctx context.Context, leader *flight) (s step, done bool) {
 	s, done = c.answer(leader.record.Clone())
 	s.out.shared = true
 	return s, done
+}
+
+// rivalled tells a caller at once that another payload has the key, instead of "in progress". Only where PostgreSQL does
+// not know better: the other call may itself be the one that will be refused.
+func (c *call) rivalled(s step) step {
+	if s.kind != kindBusy {
+		return s
+	}
+	return step{kind: kindAnswered, err: &idempotency.MismatchError{Key: c.req.Key}}
 }
 
 // lookTimeout bounds the last look: a full pool must not make a waiter wait on.

@@ -14,6 +14,9 @@ type doubleCheck struct {
 	runner *Runner
 	begin  sync.Once
 	work   chan doubted
+	mu     sync.Mutex
+	recent map[idempotency.AttemptToken]stopwatch // when an outcome was checked last
+
 	ctx    context.Context //nolint:containedctx // the life of the workers, ended by close
 	cancel context.CancelFunc
 	group  sync.WaitGroup
@@ -30,10 +33,12 @@ const (
 	doubleCheckQueue   = 256 // more are not checked: there will be another hit
 	doubleCheckTries   = 3
 	doubleCheckTimeout = 500 * time.Millisecond
+	doubleCheckPause   = 2 * time.Second // between two checks of one outcome
+	doubleCheckRecent  = 4096
 )
 
 func newDoubleCheck(r *Runner) *doubleCheck {
-	d := &doubleCheck{runner: r, work: make(chan doubted, doubleCheckQueue)}
+	d := &doubleCheck{runner: r, work: make(chan doubted, doubleCheckQueue), recent: map[idempotency.AttemptToken]stopwatch{}}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	return d
 }
@@ -41,7 +46,7 @@ func newDoubleCheck(r *Runner) *doubleCheck {
 // offer has a near front's answer checked, if there is a reason to.
 func (d *doubleCheck) offer(front idempotency.Front, ask idempotency.Ask, r *idempotency.Record) {
 	far, tells := d.runner.fronts.far.(interface{ Degraded() bool })
-	if !tells || !far.Degraded() {
+	if !tells || !far.Degraded() || !d.due(r.AttemptToken) {
 		return
 	}
 	d.begin.Do(func() {
@@ -53,6 +58,20 @@ func (d *doubleCheck) offer(front idempotency.Front, ask idempotency.Ask, r *ide
 	case d.work <- doubted{front, ask, r.AttemptToken}:
 	default:
 	}
+}
+
+// due reports whether an outcome was not checked a moment ago: PostgreSQL has more to do than usual.
+func (d *doubleCheck) due(token idempotency.AttemptToken) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if last, checked := d.recent[token]; checked && last.elapsed() < doubleCheckPause {
+		return false
+	}
+	if len(d.recent) >= doubleCheckRecent {
+		clear(d.recent)
+	}
+	d.recent[token] = startStopwatch()
+	return true
 }
 
 func (d *doubleCheck) close() {

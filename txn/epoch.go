@@ -26,11 +26,15 @@ type epochWatch struct {
 	pool  *pgxpool.Config
 	known atomic.Pointer[knownEpoch]
 
-	begin  sync.Once
-	doubts chan struct{}
-	ctx    context.Context //nolint:containedctx // the life of the watch, ended by close
-	cancel context.CancelFunc
-	group  sync.WaitGroup
+	begin   sync.Once
+	doubts  chan struct{}
+	doubted atomic.Int64    // how often
+	ctx     context.Context //nolint:containedctx // the life of the watch, ended by close
+	cancel  context.CancelFunc
+	group   sync.WaitGroup
+
+	onEvent idempotency.OnEvent
+	failing bool // the last read failed; the watch's own
 }
 
 // knownEpoch is what was read: PostgreSQL's time is that of the read, which began at this process's asked.
@@ -40,8 +44,8 @@ type knownEpoch struct {
 	asked stopwatch
 }
 
-func newEpochWatch(store *idempotency.Store, pool *pgxpool.Config) *epochWatch {
-	w := &epochWatch{store: store, pool: pool, doubts: make(chan struct{}, 1)}
+func newEpochWatch(store *idempotency.Store, pool *pgxpool.Config, onEvent idempotency.OnEvent) *epochWatch {
+	w := &epochWatch{store: store, pool: pool, onEvent: onEvent, doubts: make(chan struct{}, 1)}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	return w
 }
@@ -60,6 +64,7 @@ func (w *epochWatch) current() (epoch string, now time.Time, known bool) {
 
 // doubt forgets the epoch and has it read anew: a connection was lost, and the next one may reach another server.
 func (w *epochWatch) doubt() {
+	w.doubted.Add(1)
 	w.known.Store(nil)
 	select {
 	case w.doubts <- struct{}{}:
@@ -76,8 +81,12 @@ func (w *epochWatch) close() {
 func (w *epochWatch) run() {
 	var conn *pgx.Conn
 	defer func() { w.drop(conn) }()
+	// While PostgreSQL is away every call doubts.
+	breath := pauses{next: doubtPause, last: epochInterval}
 	for {
-		conn = w.read(conn)
+		if conn = w.read(conn); conn != nil {
+			breath.next = doubtPause
+		}
 		timer := time.NewTimer(epochInterval)
 		select {
 		case <-w.ctx.Done():
@@ -88,8 +97,6 @@ func (w *epochWatch) run() {
 			// The same session would answer what it answered before.
 			w.drop(conn)
 			conn = nil
-			// While PostgreSQL is away every call doubts.
-			breath := pauses{next: doubtPause, last: doubtPause}
 			_ = breath.sleep(w.ctx)
 		case <-timer.C:
 		}
@@ -103,18 +110,33 @@ func (w *epochWatch) read(conn *pgx.Conn) *pgx.Conn {
 	var err error
 	if conn == nil {
 		if conn, err = w.connect(ctx); err != nil {
+			w.tell(err)
 			return nil
 		}
 	}
-	asked := startStopwatch()
+	doubted, asked := w.doubted.Load(), startStopwatch()
 	epoch, now, err := w.store.Epoch(ctx, conn)
 	if err != nil {
 		w.known.Store(nil)
+		w.tell(err)
 		w.drop(conn)
 		return nil
 	}
-	w.known.Store(&knownEpoch{epoch: epoch, now: now, asked: asked})
+	w.tell(nil)
+	known := &knownEpoch{epoch: epoch, now: now, asked: asked}
+	w.known.Store(known)
+	if w.doubted.Load() != doubted { // it may be what was doubted
+		w.known.CompareAndSwap(known, nil)
+	}
 	return conn
+}
+
+// tell says when fronts are not asked any more because nobody knows the epoch, and when they are again.
+func (w *epochWatch) tell(err error) {
+	if w.ctx.Err() == nil && (err != nil) != w.failing {
+		w.failing = err != nil
+		w.onEvent(w.ctx, idempotency.FrontDegraded{Front: "epoch", Degraded: w.failing, Err: err})
+	}
 }
 
 func (w *epochWatch) connect(ctx context.Context) (*pgx.Conn, error) {
@@ -137,7 +159,7 @@ func (*epochWatch) drop(conn *pgx.Conn) {
 // a later one. The server is asked only when the watch has seen another epoch than this session.
 func (c *call) learnEpoch(ctx context.Context, conn *pgx.Conn) error {
 	c.epoch = ""
-	if !c.fronted {
+	if !c.fronted || !c.runner.direct {
 		return nil
 	}
 	current, _, known := c.runner.fronts.epochs.current()
@@ -155,6 +177,17 @@ func (c *call) learnEpoch(ctx context.Context, conn *pgx.Conn) error {
 	}
 	c.epoch = g.epoch
 	return nil
+}
+
+// learnEpochInside is for a pool behind a transaction pooler: there only one transaction is sure to stay with one server, so
+// that only what a call itself commits has a known epoch.
+func (c *call) learnEpochInside(ctx context.Context, conn *pgx.Conn) error {
+	if !c.fronted || c.runner.direct {
+		return nil
+	}
+	var err error
+	c.epoch, _, err = c.store.Epoch(ctx, conn)
+	return err
 }
 
 func (c *call) doubtEpoch() {

@@ -82,14 +82,22 @@ func (c *call) askFar(ctx context.Context) (s step, done bool) {
 			return step{}, false
 		}
 		life := c.op.latency.markLife()
-		r, found, err := front.Begin(ctx, ask, mark, life)
+		r, found, err := c.begin(ctx, front, ask, mark, life)
 		if s, done = c.fromFront(front, ask, r, found, err); done {
 			return s, true
 		}
-		if err == nil && !found {
+		switch {
+		case err == nil && !found:
 			c.holdMark(context.WithoutCancel(ctx), mark, life)
-		}
-		if !errors.Is(err, idempotency.ErrInProgress) || !c.enterWait() {
+			return step{}, false
+		case errors.Is(err, idempotency.ErrMismatch):
+			// A mark says that somebody asks, not that it runs or is right: PostgreSQL knows both.
+			c.rival = true
+			return step{}, false
+		case err != nil && !errors.Is(err, idempotency.ErrInProgress):
+			front.End(ctx, c.req.Key, mark) // the answer may have been lost, and the mark be there
+			return step{}, false
+		case err == nil || !c.enterWait():
 			return step{}, false
 		}
 		left := c.op.Wait - c.started.elapsed()
@@ -108,12 +116,27 @@ func (c *call) askFar(ctx context.Context) (s step, done bool) {
 	}
 }
 
+// begin spends at most half of the caller's time: PostgreSQL needs some of it, and a front that hangs must not take all.
+func (c *call) begin(ctx context.Context, front idempotency.Front, ask idempotency.Ask, mark idempotency.AttemptToken, life time.Duration) (idempotency.Record, bool, error) {
+	if deadline, has := ctx.Deadline(); has {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/2) //nolint:forbidigo // a duration of this process
+		defer cancel()
+	}
+	return front.Begin(ctx, ask, mark, life)
+}
+
 // fromFront is the answer that a front gave, if it gave one.
 func (c *call) fromFront(front idempotency.Front, ask idempotency.Ask, r idempotency.Record, found bool, err error) (s step, done bool) {
+	var mismatch *idempotency.MismatchError
 	switch {
-	case errors.Is(err, idempotency.ErrMismatch):
+	case errors.As(err, &mismatch) && !mismatch.CreatedAt.IsZero(): // of a record
 		return step{kind: kindAnswered, err: err}, true
 	case err != nil || !found:
+		return step{}, false
+	}
+	// Times to live are counted by other clocks, which may be set back.
+	if _, now, _ := c.runner.fronts.epochs.current(); r.Life(now) <= 0 {
 		return step{}, false
 	}
 	if s, done = c.answer(r); done {

@@ -20,6 +20,7 @@ type Runner struct {
 	operations map[string]*operation
 	flights    flights
 	fronts     fronts
+	direct     bool // a connection of the pool stays with one session of PostgreSQL
 	waiters    atomic.Int64
 	checked    atomic.Bool
 }
@@ -64,8 +65,9 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Runner, error) {
 		operations: operations,
 		flights:    flights{running: map[idempotency.Key]*flight{}},
 		fronts:     fronts,
+		direct:     poolConfig.ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement,
 	}
-	r.fronts.epochs = newEpochWatch(r.store, poolConfig)
+	r.fronts.epochs = newEpochWatch(r.store, poolConfig, config.OnEvent)
 	r.fronts.doubles = newDoubleCheck(r)
 	return r, nil
 }
@@ -79,7 +81,13 @@ func (r *Runner) Close() {
 
 // Check asks PostgreSQL whether the runner can work: for a program's start and its readiness. The errors are
 // idempotency.ErrSchema, ErrReadOnly (a standby), or the connection's.
-func (r *Runner) Check(ctx context.Context) error { return r.store.Check(ctx, r.pool) }
+func (r *Runner) Check(ctx context.Context) error {
+	err := r.store.Check(ctx, r.pool)
+	if err == nil && r.fronts.configured() {
+		_, _, err = r.store.Epoch(ctx, r.pool) // without it the fronts are never asked
+	}
+	return err
+}
 
 // check refuses what needs no database to be refused, and once per runner a database we cannot work on.
 func (r *Runner) check(ctx context.Context, q idempotency.Querier, req idempotency.Request) (*operation, error) {

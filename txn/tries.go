@@ -20,6 +20,7 @@ const maxLooks = 10
 // tries makes attempts until one of them settles the call.
 func (c *call) tries(ctx context.Context) step {
 	defer c.leaveWait()
+	c.asked = true
 	if c.req.Retry || c.op.duplicates.high() {
 		// An error here is no reason to give up: the attempt meets it again, and can try again.
 		if s, done, err := c.lookup(ctx); err == nil && done {
@@ -42,6 +43,9 @@ func (c *call) tries(ctx context.Context) step {
 			c.resolved(ctx, false)
 			return s
 		case kindBusy:
+			if c.rival && !c.ghost {
+				return c.unresolved(c.rivalled(s))
+			}
 			if !c.ghost && !c.enterWait() || c.waitOver() { // a ghost's key is our own: no waiter for somebody else
 				return c.unresolved(step{kind: kindBusy, err: c.inProgress()})
 			}

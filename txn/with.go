@@ -125,10 +125,14 @@ func (c *call) report(ctx context.Context, out outcome, err error) {
 	switch {
 	case err == nil && out.own:
 		c.op.duplicates.add(false)
-		c.op.latency.add(took)
+		if c.fronted && out.fresh {
+			c.op.latency.add(c.entered.elapsed())
+		}
 		c.emit(ctx, idempotency.Executed{Key: key, Strategy: strategy, State: out.record.State, Runs: c.runs, Duration: took})
 	case err == nil:
-		c.op.duplicates.add(true)
+		if c.asked || !c.fronted { // who is answered by a front does not ask PostgreSQL twice
+			c.op.duplicates.add(true)
+		}
 		c.emit(ctx, idempotency.Replayed{Key: key, Strategy: strategy, State: out.record.State, Shared: out.shared, From: frontName(out.from), Duration: took})
 	case c.ending == kindUnknown:
 		c.emit(ctx, idempotency.Unresolved{Key: key, Strategy: strategy, Err: err, Duration: took})

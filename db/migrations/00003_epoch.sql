@@ -25,9 +25,14 @@ BEGIN
     IF pg_catalog.pg_is_in_recovery() THEN
         RETURN NULL;
     END IF;
-    -- The first eight digits of a log file's name are the timeline: a promoted standby begins another.
+    IF number IS NULL THEN
+        RAISE EXCEPTION 'idempotency.epoch has no row' USING HINT = 'INSERT INTO idempotency.epoch DEFAULT VALUES';
+    END IF;
+    -- The first eight digits of a log file's name are the timeline: a promoted standby begins another. Two standbys that are
+    -- promoted one after the other may begin the same one, so the server's start is part of the name too.
     RETURN (SELECT c.system_identifier FROM pg_catalog.pg_control_system() AS c)::text
         || '-' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)
+        || '-' || (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) * 1000000)::bigint::text
         || '-' || number::text;
 EXCEPTION
     WHEN insufficient_privilege OR undefined_function OR feature_not_supported THEN
@@ -44,6 +49,9 @@ BEGIN
     UPDATE idempotency.epoch AS e
     SET number = GREATEST(e.number + 1, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint),
         changed_at = statement_timestamp(), changed_by = session_user, reason = begin_epoch.reason;
+    IF NOT FOUND THEN
+        INSERT INTO idempotency.epoch (reason) VALUES (begin_epoch.reason);
+    END IF;
     RETURN idempotency.current_epoch();
 END
 $$;
@@ -57,7 +65,7 @@ COMMENT ON COLUMN idempotency.epoch.changed_at IS 'When it was changed last.';
 COMMENT ON COLUMN idempotency.epoch.changed_by IS 'The session''s user who did.';
 COMMENT ON COLUMN idempotency.epoch.reason IS 'Why.';
 COMMENT ON FUNCTION idempotency.current_epoch() IS
-    'The history this database is in: system identifier, timeline and number of idempotency.epoch. NULL on a standby. Where the server does not tell identifier and timeline it is row-<number>: there a failover too needs begin_epoch().';
+    'The history this database is in: system identifier, timeline, start of the server and number of idempotency.epoch. NULL on a standby. Where the server does not tell identifier and timeline it is row-<number>: there a failover too needs begin_epoch().';
 COMMENT ON FUNCTION idempotency.begin_epoch(text) IS
     'Run it after a restore, and after a failover where current_epoch() begins with row-: nothing that fronts keep is believed any more, and fences go on far ahead.';
 

@@ -115,11 +115,18 @@ func (p *Plug) isOut() bool {
 func (p *Plug) pull(b []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.atCommit && bytes.Contains(bytes.ToUpper(b), []byte("COMMIT")) {
+	if p.atCommit && holdsCommit(b) {
 		p.atCommit, p.out = false, true
 		return true
 	}
 	return false
+}
+
+// holdsCommit finds our COMMIT where it is executed: by its statement's name in a Bind, behind the empty name of a portal, or
+// by its text in a Parse without a name. Where it is only prepared, its name stands before its text.
+func holdsCommit(b []byte) bool {
+	return bytes.Contains(b, []byte("\x00pgonce_commit\x00")) ||
+		bytes.Contains(b, []byte("\x00COMMIT\x00")) && !bytes.Contains(b, []byte("pgonce_commit\x00COMMIT\x00"))
 }
 
 type pluggedConn struct {

@@ -3,6 +3,7 @@ package frontsuite
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"os"
 	"strings"
 	"sync"
@@ -47,7 +48,15 @@ var (
 				return at.node.Start(context.WithoutCancel(ctx))
 			})
 		}},
-		{name: "evicting at 3 MB", lines: []string{"maxmemory 3mb", "maxmemory-policy allkeys-lru"}},
+		{name: "evicting at 3 MB", lines: []string{"maxmemory 3mb", "maxmemory-policy allkeys-lru"}, begin: func(t *testing.T, at *redisAt) {
+			t.Helper()
+			filler, n := strings.Repeat("x", 64<<10), 0
+			during(t, 2*time.Millisecond, func(ctx context.Context) error { // others fill it, and push ours out
+				n++
+				return at.admin.Set(ctx, fmt.Sprint("filler", n), filler, time.Minute).Err()
+			})
+			t.Cleanup(func() { requireStat(t, at.admin, "evicted_keys:") })
+		}},
 		{name: "out of memory, noeviction", lines: []string{"maxmemory 1", "maxmemory-policy noeviction"}},
 		{name: "SCRIPT FLUSH every 20 ms", begin: func(t *testing.T, at *redisAt) {
 			t.Helper()
@@ -68,6 +77,14 @@ var (
 		}},
 	}
 )
+
+// requireStat requires that one of Redis' own counters is not 0.
+func requireStat(t *testing.T, client *redis.Client, name string) {
+	t.Helper()
+	stats, err := client.Info(context.WithoutCancel(t.Context()), "stats").Result()
+	require.NoError(t, err)
+	require.Regexp(t, name+`[1-9]`, stats)
+}
 
 // redisAt is the Redis of one examination.
 type redisAt struct {
@@ -117,6 +134,9 @@ func TestCase_S11_SameAnswersEverywhere(t *testing.T) { //nolint:tparallel // th
 			}
 		}
 	})
+	if len(verdicts) < 2+2*len(conditions) {
+		return // only some were asked for
+	}
 	requireInGuide(t, tableOf(verdicts))
 }
 
@@ -152,7 +172,7 @@ func requireInGuide(t *testing.T, table string) {
 	require.True(t, found)
 	old, after, found := strings.Cut(rest, end)
 	require.True(t, found)
-	if os.Getenv("PGONCE_UPDATE") != "" {
+	if os.Getenv("PGONCE_UPDATE") != "" && !t.Failed() {
 		require.NoError(t, os.WriteFile(guide, []byte(before+begin+table+end+after), 0o600))
 		return
 	}

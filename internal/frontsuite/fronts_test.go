@@ -125,7 +125,7 @@ func TestEpoch_NothingOfBeforeARestoreIsBelieved(t *testing.T) {
 	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT idempotency.begin_epoch('restored from a backup')`).Scan(&epoch))
 	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT last_value FROM idempotency.fence`).Scan(&after))
 	require.Greater(t, after, fence+1_000_000, "fences that were handed out and lost do not come again")
-	require.Regexp(t, `^\d+-[0-9A-F]{8}-\d+$`, epoch)
+	require.Regexp(t, `^\d+-[0-9A-F]{8}-\d+-\d+$`, epoch)
 
 	time.Sleep(1100 * time.Millisecond) // an epoch is believed for a second
 	a := s.place(t, req, "after")
