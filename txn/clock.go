@@ -22,6 +22,15 @@ func (s stopwatch) elapsed() time.Duration {
 	return time.Since(s.since) //nolint:forbidigo // the same
 }
 
+// timeLeft is what a caller's deadline leaves.
+func timeLeft(ctx context.Context) (left time.Duration, limited bool) {
+	deadline, limited := ctx.Deadline()
+	if limited {
+		left = time.Until(deadline) //nolint:forbidigo // a duration of this process
+	}
+	return left, limited
+}
+
 // pauses double from the first to the last, with jitter, so that callers which were stopped together do not
 // come back together.
 type pauses struct{ next, last time.Duration }

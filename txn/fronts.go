@@ -118,9 +118,9 @@ func (c *call) askFar(ctx context.Context) (s step, done bool) {
 
 // begin spends at most half of the caller's time: PostgreSQL needs some of it, and a front that hangs must not take all.
 func (c *call) begin(ctx context.Context, front idempotency.Front, ask idempotency.Ask, mark idempotency.AttemptToken, life time.Duration) (idempotency.Record, bool, error) {
-	if deadline, has := ctx.Deadline(); has {
+	if left, limited := timeLeft(ctx); limited {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/2) //nolint:forbidigo // a duration of this process
+		ctx, cancel = context.WithTimeout(ctx, left/2)
 		defer cancel()
 	}
 	return front.Begin(ctx, ask, mark, life)
