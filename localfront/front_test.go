@@ -66,7 +66,8 @@ func lookup(t testing.TB, f *localfront.Front, ask idempotency.Ask) (result stri
 	return string(r.Result), found
 }
 
-func TestFront_OnlyTheSameKeyEpochAndFingerprint(t *testing.T) {
+// A hit is the whole record, as PostgreSQL would have given it, and only for who asks for that very one.
+func TestCase_K06_AHitIsTheRecord_OnlyForTheSameKeyEpochAndFingerprint(t *testing.T) {
 	t.Parallel()
 	for name, f := range fronts(t, nil) {
 		t.Run(name, func(t *testing.T) {
@@ -96,7 +97,8 @@ func TestFront_OnlyTheSameKeyEpochAndFingerprint(t *testing.T) {
 	}
 }
 
-func TestFront_WhatIsKept(t *testing.T) {
+// Nothing unfinished is kept: who has it would say "in progress" for ever.
+func TestCase_K01_NothingUnfinishedIsKept(t *testing.T) {
 	t.Parallel()
 	for name, f := range fronts(t, &localfront.Config{MaxBytes: 64 << 10}) {
 		t.Run(name, func(t *testing.T) {
@@ -230,7 +232,7 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-func TestFront_BytesAreBoundedToo(t *testing.T) {
+func TestCase_K05_BytesAreBoundedToo(t *testing.T) {
 	t.Parallel()
 	for name, f := range fronts(t, &localfront.Config{MaxBytes: 256 << 10}) {
 		t.Run(name, func(t *testing.T) {

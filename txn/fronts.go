@@ -154,15 +154,17 @@ type heldMark struct {
 
 func (c *call) holdMark(ctx context.Context, token idempotency.AttemptToken, life time.Duration) {
 	h, front, key := &heldMark{token: token}, c.runner.fronts.far, c.req.Key
+	every := life / 3 // two tries before it ends
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.timer = time.AfterFunc(life/2, func() {
+	h.timer = time.AfterFunc(every, func() {
+		began := startStopwatch()
 		// A front that fails here says so itself, and the mark ends by itself.
 		_ = front.Renew(ctx, key, token, life)
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		if h.timer != nil {
-			h.timer.Reset(life / 2)
+			h.timer.Reset(max(0, every-began.elapsed())) // what a try took must not add up
 		}
 	})
 	c.mark = h

@@ -20,7 +20,8 @@ type Runner struct {
 	operations map[string]*operation
 	flights    flights
 	fronts     fronts
-	direct     bool // a connection of the pool stays with one session of PostgreSQL
+	direct     bool    // a connection of the pool stays with one session of PostgreSQL
+	within     *within // nil: every call has a transaction of its own
 	waiters    atomic.Int64
 	checked    atomic.Bool
 }

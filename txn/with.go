@@ -31,6 +31,9 @@ type Result[T any] struct {
 // mended in the program: ErrConfig, ErrSchema, ErrNested, ErrWrongMode, ErrResultTooLarge, ErrAborted. Any other error is
 // fn's own or the database's; then nothing was recorded.
 func WithIdempotency[T any](ctx context.Context, r *Runner, req idempotency.Request, fn func(context.Context, pgx.Tx) (T, error)) (Result[T], error) {
+	if r.within != nil {
+		return callWithin(ctx, r, req, fn)
+	}
 	op, err := r.check(ctx, r.pool, req)
 	if err != nil {
 		return Result[T]{}, err

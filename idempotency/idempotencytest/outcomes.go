@@ -18,6 +18,16 @@ import (
 	"github.com/pgonce/pgonce/txn"
 )
 
+// RolledBack returns a runner whose calls are all part of one transaction, and that transaction, for the test to look into:
+// it is rolled back when the test ends, and nothing of it stays. Calls run one after the other.
+func RolledBack(t testing.TB, pool *pgxpool.Pool, r *txn.Runner) (*txn.Runner, pgx.Tx) {
+	t.Helper()
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) })
+	return r.Within(tx), tx
+}
+
 // Succeeded records value as the outcome of the request: what the program under test asks next is a replay of it.
 func Succeeded[T any](t testing.TB, r *txn.Runner, req idempotency.Request, value T) {
 	t.Helper()

@@ -2,6 +2,8 @@ package idempotencytest_test
 
 import (
 	"context"
+	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -99,4 +101,56 @@ func TestRequireExecutedOnce(t *testing.T) {
 		require.NoError(t, s.pool.QueryRow(ctx, `SELECT count(*) FROM idempotency.records WHERE key = 'once'`).Scan(&n))
 		return n
 	})
+}
+
+func TestRolledBack_NothingStays(t *testing.T) {
+	t.Parallel()
+	s := newService(t)
+	t.Run("inside", func(t *testing.T) { //nolint:paralleltest // it has to end first
+		runner, tx := idempotencytest.RolledBack(t, s.pool, s.runner)
+		_, err := tx.Exec(t.Context(), `CREATE TABLE orders (id int)`)
+		require.NoError(t, err)
+		place := func(value string, fail error) (txn.Result[string], error) {
+			return txn.WithIdempotency(t.Context(), runner, request(t, value), func(ctx context.Context, tx pgx.Tx) (string, error) {
+				_, err := tx.Exec(ctx, `INSERT INTO orders VALUES (1)`)
+				return "placed", errors.Join(err, fail)
+			})
+		}
+		count := func() (n int) {
+			require.NoError(t, tx.QueryRow(t.Context(), `SELECT count(*) FROM orders`).Scan(&n))
+			return n
+		}
+		for i := range 3 {
+			res, err := place("k", nil)
+			require.NoError(t, err)
+			require.Equal(t, i > 0, res.Replayed)
+			require.Equal(t, 1, count())
+		}
+		broken := errors.New("broken")
+		_, err = place("fails", broken)
+		require.ErrorIs(t, err, broken)
+		require.Equal(t, 1, count(), "the transaction goes on without it")
+		for range 2 {
+			_, err = place("refused", txn.Final("no", broken))
+			require.ErrorIs(t, err, idempotency.ErrFailed)
+		}
+		_, err = txn.WithIdempotency(t.Context(), runner, request(t, "outer"), func(ctx context.Context, _ pgx.Tx) (string, error) {
+			_, err := txn.WithIdempotency(ctx, runner, request(t, "inner"), func(context.Context, pgx.Tx) (string, error) { return "", nil })
+			return "", err
+		})
+		require.ErrorIs(t, err, idempotency.ErrNested)
+		var group sync.WaitGroup
+		for range 10 {
+			group.Go(func() {
+				if _, err := place("at once", nil); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		group.Wait()
+		require.Equal(t, 2, count())
+	})
+	var n int
+	require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT count(*) FROM idempotency.records`).Scan(&n))
+	require.Zero(t, n)
 }

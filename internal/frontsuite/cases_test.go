@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -114,6 +115,52 @@ func TestCase_L09_AnOwnerWithoutItsMarkIsStillTheOnlyOne(t *testing.T) {
 	require.NoError(t, <-done)
 	require.Equal(t, "owner", string(rival.place(t, req, "rival").Result))
 	require.Equal(t, 1, orders(t, b.pool, "k"))
+}
+
+// What Redis evicts, marks too, costs time and nothing else; a Redis that refuses writes fails no committed request.
+func TestCase_L12_EvictedMarksAndAFullRedis(t *testing.T) {
+	t.Parallel()
+	node, password := ownRedis(t, "maxmemory 2mb", "maxmemory-policy allkeys-lru")
+	client := admin(t, node, password)
+	owner := newShop(t, fronts{redis: true}, node.Address(), password, nil)
+	rival := newShop(t, fronts{redis: true}, node.Address(), password, owner.pool)
+	req := request(t, idempotencytest.Impatient, "k")
+	entered, leave, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() {
+		_, err := owner.call(t.Context(), req, func(ctx context.Context, tx pgx.Tx) ([]byte, error) {
+			close(entered)
+			<-leave
+			_, err := tx.Exec(ctx, `INSERT INTO suite_orders (key) VALUES ('k')`)
+			return []byte("owner"), err
+		})
+		done <- err
+	}()
+	<-entered
+	filler := strings.Repeat("x", 64<<10)
+	for n := 0; ; n++ {
+		require.NoError(t, client.Set(t.Context(), fmt.Sprint("filler", n), filler, time.Hour).Err())
+		if marks, err := client.Keys(t.Context(), "*:mark").Result(); err == nil && len(marks) == 0 {
+			break
+		}
+		require.Less(t, n, 10_000)
+	}
+	for range 5 {
+		_, err := rival.call(t.Context(), req, func(context.Context, pgx.Tx) ([]byte, error) { return []byte("rival"), nil })
+		require.ErrorIs(t, err, idempotency.ErrInProgress)
+	}
+	close(leave)
+	require.NoError(t, <-done)
+	require.Equal(t, "owner", string(rival.place(t, req, "rival").Result))
+	require.Equal(t, 1, orders(t, owner.pool, "k"))
+
+	require.NoError(t, client.ConfigSet(t.Context(), "maxmemory-policy", "noeviction").Err())
+	require.NoError(t, client.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	failed := owner.events.failed.Load()
+	for i := range 20 {
+		owner.place(t, request(t, idempotencytest.Orders, fmt.Sprint("full", i)), "done")
+	}
+	require.Greater(t, owner.events.failed.Load(), failed, "it is told")
+	require.Equal(t, "owner", string(rival.place(t, req, "rival").Result))
 }
 
 // A caller that goes away while Redis is slow is answered at once, and what it leaves harms nobody.

@@ -91,22 +91,38 @@ func TestFronts_AnswerWithoutPostgreSQL(t *testing.T) {
 	require.Equal(t, 1, orders(t, b.pool, "k"))
 }
 
-// What Redis lacks is found in PostgreSQL, and put back.
-func TestFronts_ReadRepair(t *testing.T) {
+// What Redis lacks is found in PostgreSQL, and put back with what is left of its life.
+func TestCase_L13_WhatRedisLostIsPutBack(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	s := b.shop(t, fronts{redis: true})
-	req := request(t, idempotencytest.Orders, "k")
-	s.place(t, req, "done")
+	const keys = 100
+	reqs := make([]idempotency.Request, keys)
+	for i := range reqs {
+		reqs[i] = request(t, idempotencytest.Orders, fmt.Sprint("k", i))
+		s.place(t, reqs[i], "done")
+	}
 	require.NoError(t, s.redis.Flush(t.Context()))
+	_, err := b.pool.Exec(t.Context(), `UPDATE idempotency.records SET expires_at = statement_timestamp() + interval '1 hour',
+		result_expires_at = statement_timestamp() + interval '1 hour'`)
+	require.NoError(t, err)
 	require.NoError(t, b.admin.FlushAll(t.Context()).Err())
 	postgres := s.events.postgres.Load()
-	require.True(t, s.place(t, req, "again").Replayed)
-	require.Equal(t, postgres+1, s.events.postgres.Load())
+	for _, req := range reqs {
+		require.True(t, s.place(t, req, "again").Replayed)
+	}
+	require.Equal(t, postgres+keys, s.events.postgres.Load())
 	require.NoError(t, s.redis.Flush(t.Context()))
-	far := s.events.redis.Load()
-	require.True(t, s.place(t, req, "again").Replayed)
-	require.Equal(t, far+1, s.events.redis.Load())
+	names, err := b.admin.Keys(t.Context(), "*:entry").Result()
+	require.NoError(t, err)
+	// On a busy machine the epoch may be unknown for a moment: those are put back by their next reader.
+	require.Greater(t, len(names), keys/2)
+	for _, name := range names {
+		left, err := b.admin.PTTL(t.Context(), name).Result()
+		require.NoError(t, err)
+		require.LessOrEqual(t, left, time.Hour)
+		require.Greater(t, left, 50*time.Minute)
+	}
 }
 
 // After a restore that lost commits, nothing that fronts keep of before is believed.
@@ -179,8 +195,8 @@ func TestFronts_AFailedCallEndsItsMark(t *testing.T) {
 	require.False(t, s.place(t, req, "done").Replayed)
 }
 
-// While a call runs, its mark lives, however long that takes; and who waits elsewhere is woken.
-func TestFronts_MarkIsRenewedAndWaitersAreWoken(t *testing.T) {
+// While a call runs, its mark lives, however long that takes and however busy the process is; and who waits elsewhere is woken.
+func TestCase_L10_MarkIsRenewedAndWaitersAreWoken(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	owner, other := b.shop(t, fronts{redis: true}), b.shop(t, fronts{redis: true})
@@ -201,12 +217,21 @@ func TestFronts_MarkIsRenewedAndWaitersAreWoken(t *testing.T) {
 		require.NoError(t, err)
 	})
 	<-entered
+	busy, idle := context.WithCancel(t.Context())
+	for range 4 {
+		go func() {
+			for busy.Err() == nil { //nolint:revive // it is to be busy
+			}
+		}()
+	}
+	defer idle()
 	for range 15 { // three times the mark's life
 		names, err := b.admin.Keys(t.Context(), "*:mark").Result()
 		require.NoError(t, err)
 		require.Len(t, names, 1)
 		time.Sleep(100 * time.Millisecond)
 	}
+	idle()
 	var answered time.Time
 	postgres := other.events.postgres.Load()
 	group.Go(func() {
@@ -217,7 +242,7 @@ func TestFronts_MarkIsRenewedAndWaitersAreWoken(t *testing.T) {
 	left := time.Now()
 	close(leave)
 	group.Wait()
-	require.Less(t, answered.Sub(left), 250*time.Millisecond)
+	require.Less(t, answered.Sub(left), time.Second, "not after the mark's life")
 	require.Equal(t, postgres, other.events.postgres.Load(), "Redis had the answer")
 }
 
