@@ -46,13 +46,13 @@ var plants = []plant{
 		edits: []edit{
 			{
 				file: "txn/call.go",
-				old:  `func() { c.runner.flights.land(c.req.Key, own, out.record, committed) }()`,
-				new: `func() {
+				old: `		c.dropMark(ctx)
+`,
+				new: `		c.dropMark(ctx)
 		if c.published != nil {
 			out.record, committed = *c.published, true
 		}
-		c.runner.flights.land(c.req.Key, own, out.record, committed)
-	}()`,
+`,
 			},
 			{
 				file: "txn/call.go",
