@@ -103,7 +103,7 @@ func TestRequireExecutedOnce(t *testing.T) {
 	})
 }
 
-func TestRolledBack_NothingStays(t *testing.T) {
+func TestRolledBack_NothingStays(t *testing.T) { //nolint:tparallel // see inside
 	t.Parallel()
 	s := newService(t)
 	t.Run("inside", func(t *testing.T) { //nolint:paralleltest // it has to end first

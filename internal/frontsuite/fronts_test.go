@@ -220,7 +220,7 @@ func TestCase_L10_MarkIsRenewedAndWaitersAreWoken(t *testing.T) {
 	busy, idle := context.WithCancel(t.Context())
 	for range 4 {
 		go func() {
-			for busy.Err() == nil { //nolint:revive // it is to be busy
+			for busy.Err() == nil {
 			}
 		}()
 	}
