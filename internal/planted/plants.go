@@ -240,4 +240,54 @@ var plants = []plant{
 		// Without the long ones, which break no connection.
 		missed: suite{pkg: "./txn", run: everyTest, skip: "^Test(OneEffectPerKey|StateMachine|Case_P06)_"},
 	},
+	{
+		name: "what a front keeps outlives a failover",
+		why:  "an order that the failover lost is told as done, and never placed",
+		edits: []edit{{
+			file: "localfront/front.go",
+			old:  ` || e.Epoch != ask.Epoch {`,
+			new:  ` {`,
+		}},
+		caught: suite{pkg: "./internal/frontsuite", run: "^TestEpoch_NothingOfBeforeARestoreIsBelieved$"},
+	},
+	{
+		name: "a front gives another payload's answer",
+		why:  "a client that uses a key twice is told that its second order is placed",
+		edits: []edit{{
+			file: "localfront/front.go",
+			old:  `v != idempotency.VerdictReplay {`,
+			new:  `v == idempotency.VerdictRun {`,
+		}},
+		caught: suite{pkg: "./localfront", run: "^TestCase_K06_"},
+	},
+	{
+		name: "an older outcome overwrites a newer one in Redis",
+		why:  "a record that arrives late brings back the answer of the key's life before",
+		edits: []edit{{
+			file: "redisfront/lua/publish.lua",
+			old:  `there[2] <= ARGV[2]`,
+			new:  `true`,
+		}},
+		caught: suite{pkg: "./redisfront", run: "^TestFront_EpochAndFence$"},
+	},
+	{
+		name: "whoever comes ends the mark",
+		why:  "duplicates of a running order all go on to PostgreSQL",
+		edits: []edit{{
+			file: "redisfront/lua/end.lua",
+			old:  `if held and string.sub(held, 1, #ARGV[1]) == ARGV[1] then`,
+			new:  `if held then`,
+		}},
+		caught: suite{pkg: "./redisfront", run: "^(TestFront_OnlyItsOwnMark|TestCase_L07_ASlowOwnerLeavesTheNextOnesMark)$"},
+	},
+	{
+		name: "a mark taken for a record",
+		why:  "a stranger with the key and another payload makes the rightful retry a mismatch: it orders once more, with a new key",
+		edits: []edit{{
+			file: "txn/fronts.go",
+			old:  ` && !mismatch.CreatedAt.IsZero()`,
+			new:  ``,
+		}},
+		caught: suite{pkg: "./internal/frontsuite", run: "^TestFronts_ARivalThatAsksFirstDoesNotMakeTheRightfulRetryAMismatch$"},
+	},
 }
