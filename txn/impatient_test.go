@@ -2,6 +2,7 @@ package txn_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -29,8 +30,13 @@ func TestFronts_ACallerThatGaveUpDoesNotTurnThemOff(t *testing.T) {
 	})
 	t.Cleanup(func() { require.NoError(t, front.Close()) })
 	t.Cleanup(s.runner.Close)
-	known := request(t, "known", "body")
-	require.Eventually(t, func() bool {
+	var known idempotency.Request
+	tries := 0
+	require.Eventually(t, func() bool { // until the epoch is known; behind a pooler only what this runner commits is kept
+		tries++
+		known = request(t, fmt.Sprint("known", tries), "body")
+		_, err := s.place(t.Context(), known)
+		require.NoError(t, err)
 		res, err := s.place(t.Context(), known)
 		return err == nil && res.Replayed && <-from == localfront.Name
 	}, 20*time.Second, 5*time.Millisecond)

@@ -131,7 +131,7 @@ func TestJoined_OlderSnapshotMustRestart(t *testing.T) {
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t)
+			s := newShopWith(t, atLeastConns(4))
 			tx := s.begin(t, pgx.TxOptions{IsoLevel: level})
 			_, err := tx.Exec(t.Context(), `SELECT count(*) FROM orders`) // takes the snapshot
 			require.NoError(t, err)

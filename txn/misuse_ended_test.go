@@ -59,7 +59,7 @@ func TestMisuse_JoinedTransactionEndedByTheFunction(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t)
+			s := newShopWith(t, atLeastConns(4))
 			req := request(t, "k", "body")
 			tx := s.begin(t, pgx.TxOptions{})
 			_, err := insertOrder(t.Context(), tx, "callers")
@@ -96,7 +96,7 @@ func TestMisuse_JoinedTransactionEndedThenPanic(t *testing.T) {
 	for name, leave := range map[string]func(){"panic": func() { panic("boom") }, "Goexit": runtime.Goexit} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t)
+			s := newShopWith(t, atLeastConns(4))
 			tx := s.begin(t, pgx.TxOptions{})
 			over := make(chan struct{})
 			go func() {
@@ -133,7 +133,7 @@ func TestMisuse_PrepareTransaction(t *testing.T) {
 		for _, end := range []string{"COMMIT PREPARED", "ROLLBACK PREPARED"} {
 			t.Run(way+"/"+end, func(t *testing.T) {
 				t.Parallel()
-				s := newShop(t)
+				s := newShopWith(t, atLeastConns(4))
 				req := request(t, "k", "body")
 				id := "'" + s.pool.Config().ConnConfig.Database + "'" // one name for the whole server
 				_, err := call(t.Context(), s, req, doing("k", statements(`PREPARE TRANSACTION `+id)))

@@ -21,7 +21,7 @@ func TestMisuse_SameRunnerInside(t *testing.T) {
 		for _, key := range []string{"k", "other"} {
 			t.Run(outside+"/"+key, func(t *testing.T) {
 				t.Parallel()
-				s := newShop(t)
+				s := newShopWith(t, atLeastConns(4))
 				_, err := outer(t.Context(), s, request(t, "k", "body"), doing("k", func(ctx context.Context, tx pgx.Tx) error {
 					_, err := s.place(ctx, request(t, key, "body"))
 					require.ErrorIs(t, err, idempotency.ErrNested)
@@ -42,7 +42,7 @@ func TestMisuse_OtherRunnerInside(t *testing.T) {
 	for outside, outer := range ways {
 		t.Run("another key, in the same transaction/"+outside, func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t)
+			s := newShopWith(t, atLeastConns(4))
 			inner := &shop{pool: s.pool, runner: newRunner(t, s.pool)}
 			_, err := outer(t.Context(), s, request(t, "k", "body"), doing("k", func(ctx context.Context, tx pgx.Tx) error {
 				_, err := inner.join(ctx, tx, request(t, "other", "body"))
@@ -54,7 +54,7 @@ func TestMisuse_OtherRunnerInside(t *testing.T) {
 		})
 		t.Run("the same key, in the same transaction/"+outside, func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t)
+			s := newShopWith(t, atLeastConns(4))
 			inner := &shop{pool: s.pool, runner: newRunner(t, s.pool)}
 			_, err := outer(t.Context(), s, request(t, "k", "body"), doing("k", func(ctx context.Context, tx pgx.Tx) error {
 				_, err := inner.join(ctx, tx, request(t, "k", "body"))
@@ -65,7 +65,7 @@ func TestMisuse_OtherRunnerInside(t *testing.T) {
 		})
 		t.Run("another key, in its own transaction/"+outside, func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t)
+			s := newShopWith(t, atLeastConns(4))
 			inner := &shop{pool: s.pool, runner: newRunner(t, s.pool)}
 			boom := errors.New("boom")
 			_, err := outer(t.Context(), s, request(t, "k", "body"), doing("k", func(ctx context.Context, _ pgx.Tx) error {
@@ -78,7 +78,7 @@ func TestMisuse_OtherRunnerInside(t *testing.T) {
 		})
 		t.Run("the same key, in its own transaction/"+outside, func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t)
+			s := newShopWith(t, atLeastConns(4))
 			inner := &shop{pool: s.pool, runner: newRunner(t, s.pool, impatient)}
 			_, err := outer(t.Context(), s, request(t, "k", "body"), doing("k", func(ctx context.Context, _ pgx.Tx) error {
 				_, err := inner.place(ctx, request(t, "k", "body"))
@@ -112,7 +112,7 @@ func TestMisuse_PoolInside(t *testing.T) {
 	for way, call := range ways {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t)
+			s := newShopWith(t, atLeastConns(4))
 			_, err := call(t.Context(), s, request(t, "k", "body"), doing("k", func(ctx context.Context, _ pgx.Tx) error {
 				_, err := s.pool.Exec(ctx, `INSERT INTO orders (key) VALUES ('outside')`)
 				return errors.Join(err, boom)
@@ -223,13 +223,13 @@ func TestMisuse_SilentFunctionEndsWithTheIdleTimeout(t *testing.T) {
 			runs := 0
 			_, err := call(t.Context(), s, request(t, "k", "body"), doing("k", func(ctx context.Context, tx pgx.Tx) error {
 				runs++
-				pid := tx.Conn().PgConn().PID()
+				pid := backend(ctx, t, tx)
 				// 60 s are too long for a test; and a short limit of the whole session could end other calls on a busy machine.
 				require.NoError(t, statements(`SET LOCAL idle_in_transaction_session_timeout = '100ms'`)(ctx, tx))
 				// Until the session is gone, seen from another one.
 				require.Eventually(t, func() bool {
 					var n int
-					err := s.pool.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE pid = $1`, pid).Scan(&n)
+					err := s.direct.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE pid = $1`, pid).Scan(&n)
 					return err == nil && n == 0
 				}, 10*time.Second, 20*time.Millisecond)
 				return nil

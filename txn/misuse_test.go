@@ -116,8 +116,10 @@ func TestMisuse_CompletionRefused(t *testing.T) {
 	// A rival's record of the same key, not committed: completion waits for it, as for nothing else.
 	rival := func(t *testing.T, s *shop, req idempotency.Request) {
 		t.Helper()
-		tx := s.begin(t, pgx.TxOptions{})
-		_, err := tx.Exec(t.Context(), `INSERT INTO idempotency.records (tenant, operation, key, state, fence, generation, attempt, created_at, expires_at)
+		tx, err := s.direct.Begin(t.Context()) // the service's pool may have one connection
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) })
+		_, err = tx.Exec(t.Context(), `INSERT INTO idempotency.records (tenant, operation, key, state, fence, generation, attempt, created_at, expires_at)
 			VALUES ($1, $2, $3, 'INIT', 1, 1, 0, now(), now() + interval '1 day')`, req.Key.Tenant(), req.Key.Operation(), req.Key.Value())
 		require.NoError(t, err)
 	}

@@ -81,7 +81,7 @@ func TestWithIdempotency_FinalIsRecordedAfterAFailedRollback(t *testing.T) {
 		runs++
 		o, err := insertOrder(ctx, tx, "k")
 		require.NoError(t, err)
-		s.terminate(ctx, t, `pid = $1`, tx.Conn().PgConn().PID())
+		s.terminate(ctx, t, `pid = $1`, backend(ctx, t, tx))
 		return o, txn.Final("out_of_stock", errors.New("shelf is empty"))
 	})
 	require.ErrorIs(t, err, idempotency.ErrFailed)
