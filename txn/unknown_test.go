@@ -71,11 +71,11 @@ func (c *cutConn) Write(b []byte) (int, error) {
 }
 
 func (c *cutConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b) // pgx may have begun it before the COMMIT was written
 	if !c.cut.Load() {
-		return c.Conn.Read(b)
+		return n, err
 	}
 	// The server has answered, so the commit is done; the answer is lost.
-	_, _ = c.Conn.Read(make([]byte, len(b)))
 	_ = c.Close()
 	return 0, errCut
 }
