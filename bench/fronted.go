@@ -27,11 +27,7 @@ var fronted = group{
 	names:     []string{"strict", "hybrid"},
 	baselines: []string{"strict"},
 	setup: func(ctx context.Context, w *world, p *pools) ([]variant, error) {
-		pool, err := p.ours(ctx)
-		if err != nil {
-			return nil, err
-		}
-		strict, err := txn.New(pool, &txn.Config{Operations: []idempotency.Operation{create}})
+		strict, err := p.strict(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -52,11 +48,7 @@ var frontedReplay = group{
 	names:     []string{"replay-pg", "replay-redis", "replay-local"},
 	baselines: []string{"replay-pg"},
 	setup: func(ctx context.Context, w *world, p *pools) ([]variant, error) {
-		pool, err := p.ours(ctx)
-		if err != nil {
-			return nil, err
-		}
-		strict, err := txn.New(pool, &txn.Config{Operations: []idempotency.Operation{create}})
+		strict, err := p.strict(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -89,6 +81,15 @@ var frontedReplay = group{
 		}
 		return []variant{again("replay-pg", strict), again("replay-redis", far), again("replay-local", near)}, nil
 	},
+}
+
+// strict makes a runner without fronts.
+func (p *pools) strict(ctx context.Context) (*txn.Runner, error) {
+	pool, err := p.ours(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return txn.New(pool, &txn.Config{Operations: []idempotency.Operation{create}})
 }
 
 // client is a client of the world's Redis. It ends with the pools.

@@ -40,10 +40,11 @@ const (
 	findLimit    = 3 * time.Second
 )
 
-// bigBaselines are the variants on big tables that a target is about. A duplicate comes soon after its first, so a replay is
-// measured on as many records as the small table has, the youngest; replays of any of millions are shown without a target.
+// bigBaselines are the variants on big tables that a target is about: replays of any record, and of the youngest, since a
+// duplicate comes soon after its first.
 var bigBaselines = map[string]string{
-	"fresh-big": "fresh-100k", "retry-big-recent": "retry-100k", "replay-big-recent": "replay-100k",
+	"fresh-big": "fresh-100k", "retry-big": "retry-100k", "replay-big": "replay-100k",
+	"retry-big-recent": "retry-100k", "replay-big-recent": "replay-100k",
 }
 
 // stormTrips are what a storm may cost, by the number of runners.
