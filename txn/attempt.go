@@ -75,7 +75,8 @@ func (a *attempt) run(ctx context.Context) step {
 		return c.settle(v, a.acquired.Record)
 	}
 	if err := c.learnEpochInside(ctx, a.pooled.Conn()); err != nil {
-		return a.acquireFailed(ctx, err)
+		c.fronted = false // no call fails for the fronts' sake: once more, without them
+		return restart(err)
 	}
 	failpoint.Hit(failpoint.AcquireAfter)
 	c.leaveWait()

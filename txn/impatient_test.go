@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -55,4 +56,37 @@ func TestFronts_ACallerThatGaveUpDoesNotTurnThemOff(t *testing.T) {
 	require.NoError(t, err, "the local front has it, without a connection")
 	require.True(t, res.Replayed)
 	require.Equal(t, localfront.Name, <-from)
+}
+
+// A program that may not read the epoch works, without fronts; also one that loses the right while it runs.
+func TestFronts_WithoutAnEpochCallsGoOn(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			front, err := localfront.New(nil)
+			require.NoError(t, err)
+			s := newShopWith(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }, func(c *txn.Config) {
+				c.Fronts = []idempotency.Front{front}
+			})
+			t.Cleanup(func() { require.NoError(t, front.Close()) })
+			t.Cleanup(s.runner.Close)
+			tries := 0
+			require.Eventually(t, func() bool { // until the epoch is known
+				tries++
+				_, err := s.place(t.Context(), request(t, fmt.Sprint("before", tries), "body"))
+				require.NoError(t, err)
+				return front.Stats().Records > 0
+			}, 20*time.Second, 5*time.Millisecond)
+			s.exec(t, `ALTER FUNCTION idempotency.current_epoch() RENAME TO gone`)
+			s.pool.Reset()
+			for i := range 20 {
+				key := fmt.Sprint("after", i)
+				res, err := s.place(t.Context(), request(t, key, "body"))
+				require.NoError(t, err)
+				require.False(t, res.Replayed)
+				require.Equal(t, 1, s.orders(t, key))
+			}
+		})
+	}
 }
