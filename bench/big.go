@@ -64,7 +64,6 @@ func (r *report) measureBig(ctx context.Context, w *world, s settings, progress 
 	say("filling takes some minutes and, with the log, up to %d GB of disk", 9+3*s.records/1_000_000)
 	small, random := &shop{Name: "100k", Records: smallRecords}, &shop{Name: "100k-random", Records: smallRecords, random: true}
 	big, bigRandom := &shop{Name: "big", Records: s.records}, &shop{Name: "big-random", Records: s.records, random: true}
-	keyed := &shop{Name: "big-keyed", Records: s.records}
 	shops := []*shop{small, big}
 	if s.wantsBig("big-fresh-random", "big-checkpoint") {
 		shops = append(shops, random, bigRandom)
@@ -73,12 +72,6 @@ func (r *report) measureBig(ctx context.Context, w *world, s settings, progress 
 		if err := one.fill(ctx, w, say); err != nil {
 			return fmt.Errorf("fill %s: %w", one.Name, err)
 		}
-	}
-	if s.wantsBig("big-fresh") {
-		if err := keyed.copyWithKeyIndex(ctx, w, big, say); err != nil {
-			return fmt.Errorf("fill %s: %w", keyed.Name, err)
-		}
-		shops = append(shops, keyed)
 	}
 	// Now, and not while something is measured.
 	if _, err := w.control.Exec(ctx, `CHECKPOINT`); err != nil {
@@ -96,7 +89,7 @@ func (r *report) measureBig(ctx context.Context, w *world, s settings, progress 
 
 	every := s
 	every.only = nil
-	for _, g := range bigGroups(small, big, keyed, random, bigRandom) {
+	for _, g := range bigGroups(small, big, random, bigRandom) {
 		if !s.wantsBig(g.name) {
 			continue
 		}
@@ -162,23 +155,6 @@ func (s *shop) fill(ctx context.Context, w *world, say func(string, ...any)) (er
 				}
 			},
 		}.Run(ctx, conn)
-	})
-	s.Seconds = time.Since(begin).Seconds()
-	return err
-}
-
-// copyWithKeyIndex makes a copy with the index that a look-up by the key's value alone could use.
-func (s *shop) copyWithKeyIndex(ctx context.Context, w *world, from *shop, say func(string, ...any)) (err error) {
-	say("%s: a copy, with an index on the key", s.Name)
-	begin := time.Now()
-	bounded, cancel := context.WithTimeout(ctx, 20*time.Minute)
-	defer cancel()
-	if s.database, err = w.stack.CreateFromTemplate(bounded, from.database.Name); err != nil {
-		return err
-	}
-	err = s.with(ctx, func(conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, `CREATE INDEX records_key_idx ON idempotency.records (key)`)
-		return err
 	})
 	s.Seconds = time.Since(begin).Seconds()
 	return err

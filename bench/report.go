@@ -42,7 +42,6 @@ var meanings = map[string]string{
 
 	"fresh-100k":        "a fresh order of one of 10,000 pairs of tenant and operation, UUIDv7 keys, 100,000 records",
 	"fresh-big":         "the same with the many records",
-	"fresh-big-keyed":   "the same with an index on the key alone",
 	"fresh-100k-random": "as fresh-100k with UUIDv4 keys, old and new",
 	"fresh-big-random":  "the same with the many records",
 	"retry-100k":        "replay of a record by chance, with Request.Retry",

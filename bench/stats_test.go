@@ -79,7 +79,6 @@ func TestTargets_OfBigTables(t *testing.T) {
 		Cells: []cell{
 			{Group: "big-fresh", Variant: "fresh-100k", Callers: 1, ToBase: map[string]ratio{"fresh-100k": {Median: 1}}},
 			{Group: "big-fresh", Variant: "fresh-big", Callers: 1, ToBase: map[string]ratio{"fresh-100k": {Median: 0.95}}},
-			{Group: "big-fresh", Variant: "fresh-big-keyed", Callers: 1, ToBase: map[string]ratio{"fresh-100k": {Median: 0.5}}},
 			{Group: "big-retry", Variant: "retry-big", Callers: 1, ToBase: map[string]ratio{"retry-100k": {Median: 0.5}}},
 			{Group: "big-retry-recent", Variant: "retry-big-recent", Callers: 1, ToBase: map[string]ratio{"retry-100k": {Median: 0.89}}},
 		},
@@ -89,7 +88,7 @@ func TestTargets_OfBigTables(t *testing.T) {
 		}},
 	}
 	got := targets(r)
-	require.Len(t, got, 4, "the index on the key is for information")
+	require.Len(t, got, 4)
 	require.False(t, got[0].missed())
 	require.True(t, got[1].missed())
 	require.True(t, got[2].missed())

@@ -272,7 +272,7 @@ CREATE VIEW idempotency.audit AS
     generation
    FROM idempotency.records r;
 
-COMMENT ON VIEW idempotency.audit IS 'One readable line per record. Narrow it down by tenant, operation and key, which the primary key serves.';
+COMMENT ON VIEW idempotency.audit IS 'One readable line per record. Narrow it down by key, which the primary key serves, and by tenant and operation.';
 
 COMMENT ON COLUMN idempotency.audit.tenant IS 'Whose key it is.';
 
@@ -329,28 +329,13 @@ COMMENT ON COLUMN idempotency.audit.generation IS 'The fence that began this lif
 CREATE FUNCTION idempotency.find(key text) RETURNS SETOF idempotency.audit
     LANGUAGE sql STABLE ROWS 10
     AS $$
-WITH RECURSIVE scope AS (
-    (SELECT r.tenant, r.operation FROM idempotency.records AS r ORDER BY r.tenant, r.operation LIMIT 1)
-    UNION ALL
-    SELECT following.tenant, following.operation
-    FROM scope
-    CROSS JOIN LATERAL (
-        SELECT r.tenant, r.operation FROM idempotency.records AS r
-        WHERE (r.tenant, r.operation) > (scope.tenant, scope.operation)
-        ORDER BY r.tenant, r.operation LIMIT 1
-    ) AS following
-)
-SELECT found.*
-FROM scope
-CROSS JOIN LATERAL (
-    SELECT a.* FROM idempotency.audit AS a
-    WHERE a.tenant = scope.tenant AND a.operation = scope.operation AND a.key = find.key COLLATE "C"
-    LIMIT 1
-) AS found
-ORDER BY found.tenant, found.operation
+SELECT a.*
+FROM idempotency.audit AS a
+WHERE a.key = find.key COLLATE "C"
+ORDER BY a.tenant, a.operation
 $$;
 
-COMMENT ON FUNCTION idempotency.find(key text) IS 'Every record with this key value, whoever''s it is and whatever it is for, as in the view idempotency.audit. Two index look-ups for each pair of tenant and operation, whatever the number of records.';
+COMMENT ON FUNCTION idempotency.find(key text) IS 'Every record with this key value, whoever''s it is and whatever it is for, as in the view idempotency.audit.';
 
 CREATE FUNCTION idempotency.lock_id(tenant text, operation text, key text) RETURNS bigint
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -570,13 +555,13 @@ COMMENT ON COLUMN idempotency.stale.fence IS 'Its fence.';
 COMMENT ON COLUMN idempotency.stale.generation IS 'The fence that began this life of the key.';
 
 ALTER TABLE ONLY idempotency.attempts
-    ADD CONSTRAINT attempts_pkey PRIMARY KEY (tenant, operation, key, id);
+    ADD CONSTRAINT attempts_pkey PRIMARY KEY (key, tenant, operation, id);
 
 ALTER TABLE ONLY idempotency.epoch
     ADD CONSTRAINT epoch_pkey PRIMARY KEY (only_row);
 
 ALTER TABLE ONLY idempotency.records
-    ADD CONSTRAINT records_pkey PRIMARY KEY (tenant, operation, key);
+    ADD CONSTRAINT records_pkey PRIMARY KEY (key, tenant, operation);
 
 COMMENT ON CONSTRAINT records_pkey ON idempotency.records IS 'Decides: of two transactions that complete one key, one commits.';
 

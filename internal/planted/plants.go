@@ -35,7 +35,7 @@ var plants = []plant{
 		why:  "whoever does not know the lock (another program, a failover, a lost lock) makes a second order",
 		edits: []edit{{
 			file: "db/install.sql",
-			old:  `CONSTRAINT records_pkey PRIMARY KEY (tenant, operation, key)`,
+			old:  `CONSTRAINT records_pkey PRIMARY KEY (key, tenant, operation)`,
 			new:  `CONSTRAINT records_pkey CHECK (true)`,
 		}},
 		caught: suite{pkg: "./txn", run: "^TestCase_P07_RecordOfAnotherWriterIsReplayed$"},
