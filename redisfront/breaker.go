@@ -93,7 +93,7 @@ func (b *breaker) ended(n names, err error, allowed func(error)) {
 // concernsOneKey: Redis answered, and other keys may be well.
 func concernsOneKey(err error) bool {
 	var e *Error
-	return errors.As(err, &e) && e.Code == Invalid
+	return errors.As(err, &e) && e.Code == CodeInvalid
 }
 
 func (b *breaker) degraded() bool { return b.state.State() != gobreaker.StateClosed }

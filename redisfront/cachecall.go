@@ -86,9 +86,9 @@ func (c *cacheCall) acquire(ctx context.Context) (idempotency.Record, bool, erro
 				return idempotency.Record{}, false, context.Cause(ctx)
 			}
 			return idempotency.Record{}, false, fmt.Errorf("%w: %w", ErrUnavailable, err)
-		case reply.code == OK:
+		case reply.code == CodeOK:
 			return idempotency.Record{}, false, nil
-		case reply.code == Done:
+		case reply.code == CodeDone:
 			return c.known(ctx, reply)
 		case !samePayload(reply.text(1), c.req.Fingerprint):
 			return idempotency.Record{}, false, &idempotency.MismatchError{Key: c.req.Key}
@@ -132,7 +132,7 @@ func (c *cacheCall) known(ctx context.Context, reply reply) (idempotency.Record,
 	body := reply.text(1)
 	r, _, err := c.front.decode(c.req.Key, c.names, body)
 	if err != nil {
-		c.front.emit(ctx, idempotency.FrontFailed{Front: Name, Op: reply.script, Err: &Error{Script: reply.script, Code: Invalid, Err: err}})
+		c.front.emit(ctx, idempotency.FrontFailed{Front: Name, Op: reply.script, Err: &Error{Script: reply.script, Code: CodeInvalid, Err: err}})
 		return r, false, &idempotency.ResultDecodeError{ResultType: "entry", Result: body, Err: err}
 	}
 	switch v, _ := r.Verdict(c.req.Fingerprint); v {
@@ -207,10 +207,10 @@ func (c *cacheCall) keep(ctx context.Context, r idempotency.Record, unencoded er
 		reply, err := c.front.run(detached, scriptKeep, n, []string{n.entry, n.mark}, cacheEpoch, bytesOf(c.token), body,
 			milliseconds(c.op.Retention), n.channel)
 		switch {
-		case err == nil && reply.code == OK:
+		case err == nil && reply.code == CodeOK:
 			own.kept = true
 			return own, nil
-		case err == nil && reply.code == Done:
+		case err == nil && reply.code == CodeDone:
 			record, replayed, err := c.known(ctx, reply)
 			if err != nil {
 				c.ending = endRefused
@@ -246,7 +246,7 @@ func (c *cacheCall) release(ctx context.Context) {
 
 // releasing is release, behind the caller's back.
 func (c *cacheCall) releasing() job {
-	return job{script: scriptEnd, names: c.names, keys: []string{c.names.mark}, args: []any{bytesOf(c.token), c.names.channel}}
+	return job{names: c.names, command: endOf(c.names, c.token)}
 }
 
 // keepLock renews the lock until stop is called, and ends the function's context if the lock is another call's or may be.
@@ -270,7 +270,7 @@ func (c *cacheCall) keepLock(ctx context.Context, lost context.CancelCauseFunc) 
 			asked := time.Now()
 			reply, err := c.lock(detached)
 			switch {
-			case err == nil && reply.code == OK:
+			case err == nil && reply.code == CodeOK:
 				sure, next = asked, c.op.Lease/3
 			case err == nil, left <= 0:
 				lost(ErrLockLost)

@@ -76,18 +76,18 @@ func (s *CacheStates) Move(ctx context.Context, row idempotency.Key, id, to stri
 	}
 	there := string(r.text(1))
 	switch r.code {
-	case OK:
+	case CodeOK:
 		return idempotency.Moved{From: there, To: to}, nil
-	case Same:
+	case CodeSame:
 		return idempotency.Moved{From: to, To: to, Already: true}, nil
-	case Refused:
+	case CodeRefused:
 		return none, s.machine.Refuse(there, to)
-	case Miss:
+	case CodeMiss:
 		return none, fmt.Errorf("%w (%s)", idempotency.ErrNotFound, s.machine.Name())
-	case Mismatch:
+	case CodeMismatch:
 		return none, fmt.Errorf("%w: the transition's id was used to move to %.63q", idempotency.ErrMismatch, there)
 	}
-	return none, &Error{Script: scriptTransition.name, Code: Invalid, Err: fmt.Errorf("replied %v", r.code)}
+	return none, &Error{Script: scriptTransition.name, Code: CodeInvalid, Err: fmt.Errorf("replied %v", r.code)}
 }
 
 // checkRow refuses the key of something else than the machine's rows.

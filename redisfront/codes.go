@@ -10,19 +10,19 @@ type Code int
 
 // The codes. Those below 20 are the scripts' own.
 const (
-	OK          Code = 0
-	Kept        Code = 1
-	Busy        Code = 2
-	Done        Code = 3
-	Miss        Code = 4
-	Same        Code = 5
-	Refused     Code = 6
-	Mismatch    Code = 7
-	Invalid     Code = 20
-	Timeout     Code = 21
-	OutOfMemory Code = 22
-	ReadOnly    Code = 23
-	Unavailable Code = 24
+	CodeOK          Code = 0
+	CodeKept        Code = 1
+	CodeBusy        Code = 2
+	CodeDone        Code = 3
+	CodeMiss        Code = 4
+	CodeSame        Code = 5
+	CodeRefused     Code = 6
+	CodeMismatch    Code = 7
+	CodeInvalid     Code = 20
+	CodeTimeout     Code = 21
+	CodeOutOfMemory Code = 22
+	CodeReadOnly    Code = 23
+	CodeUnavailable Code = 24
 )
 
 // codes is the one table of codes: the scripts get their names from here, and docs/redis.md is checked against it.
@@ -31,19 +31,19 @@ var codes = []struct {
 	name    string
 	meaning string
 }{
-	{OK, "OK", "done as asked"},
-	{Kept, "KEPT", "nothing changed: what is there is newer, or another attempt's"},
-	{Busy, "BUSY", "another attempt's mark is there"},
-	{Done, "DONE", "a final record is there"},
-	{Miss, "MISS", "nothing is known"},
-	{Same, "SAME", "the state is there already"},
-	{Refused, "REFUSED", "no transition leads from the state that is there to the one asked for"},
-	{Mismatch, "MISMATCH", "the transition's id was used for another state"},
-	{Invalid, "INVALID", "the script refused its arguments, or replied what this release does not know"},
-	{Timeout, "TIMEOUT", "no reply in time"},
-	{OutOfMemory, "OUT_OF_MEMORY", "Redis refuses writes: its memory is full and it may not evict"},
-	{ReadOnly, "READ_ONLY", "the server is a replica"},
-	{Unavailable, "UNAVAILABLE", "any other error of Redis or of the way to it"},
+	{CodeOK, "OK", "done as asked"},
+	{CodeKept, "KEPT", "nothing changed: what is there is newer, or another attempt's"},
+	{CodeBusy, "BUSY", "another attempt's mark is there"},
+	{CodeDone, "DONE", "a final record is there"},
+	{CodeMiss, "MISS", "nothing is known"},
+	{CodeSame, "SAME", "the state is there already"},
+	{CodeRefused, "REFUSED", "no transition leads from the state that is there to the one asked for"},
+	{CodeMismatch, "MISMATCH", "the transition's id was used for another state"},
+	{CodeInvalid, "INVALID", "the script refused its arguments, or replied what this release does not know"},
+	{CodeTimeout, "TIMEOUT", "no reply in time"},
+	{CodeOutOfMemory, "OUT_OF_MEMORY", "Redis refuses writes: its memory is full and it may not evict"},
+	{CodeReadOnly, "READ_ONLY", "the server is a replica"},
+	{CodeUnavailable, "UNAVAILABLE", "any other error of Redis or of the way to it"},
 }
 
 func (c Code) String() string {
@@ -59,7 +59,7 @@ func (c Code) String() string {
 func preamble() string {
 	var names, values []string
 	for _, c := range codes {
-		if c.code < Invalid {
+		if c.code < CodeInvalid {
 			names, values = append(names, c.name), append(values, fmt.Sprint(int(c.code)))
 		}
 	}

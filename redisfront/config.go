@@ -31,7 +31,7 @@ type Config struct {
 	// Default: 64 KiB.
 	ResultLimit int
 	// Margin is taken from an entry's time to live: Redis' clock is not PostgreSQL's, and an entry that ends early is only
-	// a miss.
+	// a miss. -1: nothing is taken.
 	// Default: 1 s.
 	Margin time.Duration
 	// Sealer encrypts entries, so that Redis and its dumps hold no plain personal data; see NewAESGCM. Entries that it did
@@ -70,8 +70,11 @@ func (c *Config) withDefaults() Config {
 	if d.ResultLimit == 0 {
 		d.ResultLimit = DefaultResultLimit
 	}
-	if d.Margin == 0 {
+	switch d.Margin {
+	case 0:
 		d.Margin = DefaultMargin
+	case -1:
+		d.Margin = 0
 	}
 	if d.OnEvent == nil {
 		d.OnEvent = func(context.Context, idempotency.Event) {}
@@ -91,7 +94,7 @@ func (c *Config) validate() error {
 	case c.ResultLimit < -1:
 		return invalid("ResultLimit", "must be positive, or -1 for none")
 	case c.Margin < 0:
-		return invalid("Margin", "must not be negative")
+		return invalid("Margin", "must be positive, or -1 for none")
 	case len(c.Quorum) > 0 && (len(c.Quorum) < 3 || len(c.Quorum)%2 == 0 || len(c.Quorum) > 7):
 		return invalid("Quorum", fmt.Sprintf("must be 3, 5 or 7 servers, or none, is %d", len(c.Quorum)))
 	}

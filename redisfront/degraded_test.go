@@ -43,17 +43,17 @@ func TestFront_DegradedAndBack(t *testing.T) {
 			spoil: func(ctx context.Context, c *redis.Client) error {
 				return c.Do(ctx, "CLIENT", "PAUSE", "2500", "ALL").Err()
 			},
-			code: redisfront.Timeout,
+			code: redisfront.CodeTimeout,
 		},
 		"out of memory": {
 			spoil: func(ctx context.Context, c *redis.Client) error { return c.ConfigSet(ctx, "maxmemory", "1").Err() },
 			mend:  func(ctx context.Context, c *redis.Client) error { return c.ConfigSet(ctx, "maxmemory", "0").Err() },
-			code:  redisfront.OutOfMemory,
+			code:  redisfront.CodeOutOfMemory,
 		},
 		"a replica": {
 			spoil: func(ctx context.Context, c *redis.Client) error { return c.ReplicaOf(ctx, "127.0.0.1", "1").Err() },
 			mend:  func(ctx context.Context, c *redis.Client) error { return c.ReplicaOf(ctx, "NO", "ONE").Err() },
-			code:  redisfront.ReadOnly,
+			code:  redisfront.CodeReadOnly,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/internal/results"
 )
 
 // DefaultCacheRetention is Operation.Retention under StrategyCache where it is not set.
@@ -40,7 +41,7 @@ type Result[T any] struct {
 func Do[T any](ctx context.Context, f *Front, req idempotency.Request, fn func(context.Context) (T, error)) (Result[T], error) {
 	op, err := f.cacheOperation(req)
 	if err == nil {
-		err = encodable[T]()
+		err = storable[T]()
 	}
 	if err != nil {
 		return Result[T]{}, err
@@ -49,7 +50,7 @@ func Do[T any](ctx context.Context, f *Front, req idempotency.Request, fn func(c
 	c := &cacheCall{front: f, op: op, req: req, names: f.cacheNames(req.Key), token: idempotency.NewAttemptToken(), began: time.Now()}
 	out, err := c.do(ctx, func(ctx context.Context) (p payload, err error) {
 		if value, err = fn(ctx); err == nil {
-			p.data, p.resultType, p.err = encodeResult(value)
+			p.data, p.resultType, p.err = results.Encode(results.JSON{}, value)
 		}
 		return p, err
 	})
@@ -59,7 +60,10 @@ func Do[T any](ctx context.Context, f *Front, req idempotency.Request, fn func(c
 	case err != nil:
 		return res, err
 	case out.replayed:
-		res.Value, err = decodeResult[T](out.record)
+		r := out.record
+		if res.Value, err = results.Decode[T](results.JSON{}, r.ResultType, r.Result); err != nil {
+			err = &idempotency.ResultDecodeError{ResultType: r.ResultType, Result: results.Clone(r.Result), Err: err}
+		}
 		return res, err
 	}
 	res.Value = value
@@ -108,4 +112,12 @@ func (c *Config) cacheOperations() (map[string]*idempotency.Operation, error) {
 		all[op.Name] = &op
 	}
 	return all, nil
+}
+
+// storable is asked before the function runs: afterwards it is too late.
+func storable[T any]() error {
+	if err := results.Storable[T](); err != nil {
+		return &idempotency.ConfigError{Field: "redisfront.Do", Rule: err.Error()}
+	}
+	return nil
 }

@@ -337,16 +337,16 @@ func TestCase_L01_KeepIsSentAgain(t *testing.T) {
 	}
 	require.NoError(t, client.Set(ctx, mark, "token-a and a fingerprint", time.Minute).Err())
 	for range 2 {
-		require.EqualValues(t, redisfront.OK, keep("token-a", "first"))
+		require.EqualValues(t, redisfront.CodeOK, keep("token-a", "first"))
 	}
-	require.EqualValues(t, redisfront.Done, keep("token-b", "second"))
+	require.EqualValues(t, redisfront.CodeDone, keep("token-b", "second"))
 	body, err := client.HGet(ctx, entry, "body").Result()
 	require.NoError(t, err)
 	require.Equal(t, "first", body)
 	require.Zero(t, client.Exists(ctx, mark).Val())
 	require.NoError(t, client.Del(ctx, entry).Err())
 	require.NoError(t, client.Set(ctx, mark, "token-b and a fingerprint", time.Minute).Err())
-	require.EqualValues(t, redisfront.Busy, keep("token-a", "late"))
+	require.EqualValues(t, redisfront.CodeBusy, keep("token-a", "late"))
 	require.Zero(t, client.Exists(ctx, entry).Val())
 }
 

@@ -21,6 +21,7 @@ type Front struct {
 	config    Config
 	waiters   *waiters
 	breaker   *breaker
+	calls     *calls
 	publisher *publisher
 	quorum    *quorum // nil: marks are beside the entries
 
@@ -50,6 +51,7 @@ func New(client redis.UniversalClient, cfg *Config) (*Front, error) {
 	}
 	f := &Front{client: client, config: config, waiters: newWaiters(client), operations: operations}
 	f.breaker = newBreaker(Name, f.namesOf("probe"), f.emit, f.tryMark)
+	f.calls = newCalls(f)
 	f.publisher = newPublisher(f)
 	f.quorum = newQuorum(f)
 	return f, nil
@@ -69,6 +71,7 @@ func contextTimeouts(client redis.UniversalClient) bool {
 // Close sends what is still to be published, and ends what the front does beside its calls. Its client stays open.
 func (f *Front) Close() error {
 	err := f.publisher.close()
+	f.calls.close()
 	f.breaker.close()
 	if f.quorum != nil {
 		f.quorum.close()
@@ -112,15 +115,15 @@ func (f *Front) Begin(ctx context.Context, ask idempotency.Ask, mark idempotency
 func (f *Front) known(ctx context.Context, ask idempotency.Ask, n names, reply reply, busy error) (idempotency.Record, bool, error) {
 	miss := idempotency.Record{}
 	switch reply.code {
-	case Busy:
+	case CodeBusy:
 		if !samePayload(reply.text(1), ask.Fingerprint) {
 			return miss, false, &idempotency.MismatchError{Key: ask.Key}
 		}
 		return miss, false, busy
-	case Done:
+	case CodeDone:
 		r, elsewhere, err := f.decode(ask.Key, n, reply.text(1))
 		if err != nil {
-			f.emit(ctx, idempotency.FrontFailed{Front: Name, Op: reply.script, Err: &Error{Script: reply.script, Code: Invalid, Err: err}})
+			f.emit(ctx, idempotency.FrontFailed{Front: Name, Op: reply.script, Err: &Error{Script: reply.script, Code: CodeInvalid, Err: err}})
 			return miss, false, nil //nolint:nilerr // told, and a miss
 		}
 		switch v, _ := r.Verdict(ask.Fingerprint); {
@@ -159,8 +162,11 @@ func (f *Front) Publish(ctx context.Context, e idempotency.Entry) {
 		return
 	}
 	j := job{
-		script: scriptPublish, names: n, keys: []string{n.entry, n.mark}, size: int64(len(body)),
-		args: []any{e.Epoch, fmt.Sprintf("%019d", e.Record.Fence), body, milliseconds(life), bytesOf(e.Mark), n.channel},
+		names: n, size: int64(len(body)),
+		command: command{
+			script: scriptPublish, keys: []string{n.entry, n.mark},
+			args: []any{e.Epoch, fmt.Sprintf("%019d", e.Record.Fence), body, milliseconds(life), bytesOf(e.Mark), n.channel},
+		},
 	}
 	if f.quorum != nil && e.Mark != (idempotency.AttemptToken{}) {
 		j.then = func(ctx context.Context) { f.quorum.release(ctx, n, e.Mark, nil) }
@@ -178,7 +184,12 @@ func (f *Front) End(ctx context.Context, key idempotency.Key, mark idempotency.A
 		f.quorum.release(ctx, n, mark, func(ctx context.Context) { f.announce(ctx, n) })
 		return
 	}
-	f.add(ctx, job{script: scriptEnd, names: n, keys: []string{n.mark}, args: []any{bytesOf(mark), n.channel}})
+	f.add(ctx, job{names: n, command: endOf(n, mark)})
+}
+
+// endOf removes a call's own mark.
+func endOf(n names, mark idempotency.AttemptToken) command {
+	return command{script: scriptEnd, keys: []string{n.mark}, args: []any{bytesOf(mark), n.channel}}
 }
 
 func (f *Front) add(ctx context.Context, j job) {
@@ -198,13 +209,13 @@ func (f *Front) Evict(ctx context.Context, key idempotency.Key) error {
 
 func (f *Front) evict(ctx context.Context, n names, name string) error {
 	done := make(chan error, 1)
-	if err := f.publisher.add(job{script: scriptEvict, names: n, keys: []string{name}, done: done}); err != nil {
-		return &Error{Script: scriptEvict.name, Code: Unavailable, Err: err}
+	if err := f.publisher.add(job{names: n, command: command{script: scriptEvict, keys: []string{name}}, done: done}); err != nil {
+		return &Error{Script: scriptEvict.name, Code: CodeUnavailable, Err: err}
 	}
 	select {
 	case err := <-done:
 		if errors.Is(err, errDegraded) {
-			err = &Error{Script: scriptEvict.name, Code: Unavailable, Err: err}
+			err = &Error{Script: scriptEvict.name, Code: CodeUnavailable, Err: err}
 		}
 		return err
 	case <-ctx.Done():
@@ -258,7 +269,7 @@ func (f *Front) wait(ctx context.Context, n names, held func(context.Context, na
 
 func (f *Front) held(ctx context.Context, n names) (bool, error) {
 	reply, err := f.run(ctx, scriptHeld, n, []string{n.mark})
-	return reply.code == Busy, err
+	return reply.code == CodeBusy, err
 }
 
 // tryMark does what every call needs, on a name of its own in the slot of n.

@@ -234,7 +234,7 @@ func TestFront_ErrorsHaveCodes(t *testing.T) {
 	require.False(t, found)
 	var e *redisfront.Error
 	require.ErrorAs(t, err, &e)
-	require.Equal(t, redisfront.Unavailable, e.Code)
+	require.Equal(t, redisfront.CodeUnavailable, e.Code)
 	require.Equal(t, "lookup", e.Script)
 	require.Equal(t, 1, count[idempotency.FrontFailed](events))
 	require.True(t, f.Degraded())
@@ -252,7 +252,7 @@ func TestNew_RefusesAWrongConfig(t *testing.T) {
 		"Prefix":                {good, &redisfront.Config{Prefix: "a{b}"}},
 		"Timeout":               {good, &redisfront.Config{Timeout: time.Hour}},
 		"ResultLimit":           {good, &redisfront.Config{ResultLimit: -2}},
-		"Margin":                {good, &redisfront.Config{Margin: -1}},
+		"Margin":                {good, &redisfront.Config{Margin: -2}},
 		"ContextTimeoutEnabled": {slow, nil},
 		"must not be nil":       {nil, nil},
 	} {

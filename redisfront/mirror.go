@@ -43,7 +43,7 @@ func (m *Mirror) Set(ctx context.Context, row idempotency.Key, state, epoch stri
 			args = append(args, later)
 		}
 	}
-	m.front.add(ctx, job{script: scriptMirror, names: n, keys: []string{n.mirror()}, args: args})
+	m.front.add(ctx, job{names: n, command: command{script: scriptMirror, keys: []string{n.mirror()}, args: args}})
 	return nil
 }
 
@@ -65,7 +65,7 @@ func (m *Mirror) Refuses(ctx context.Context, row idempotency.Key, to, epoch str
 		}
 	}
 	r, err := m.front.run(ctx, scriptTransition, n, []string{n.mirror()}, args...)
-	if err != nil || r.code != Refused {
+	if err != nil || r.code != CodeRefused {
 		return nil //nolint:nilerr // a front's error is no error of the call; the front has told it
 	}
 	// A state of another release is one of which nothing is certain.

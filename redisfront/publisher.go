@@ -7,8 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/pgonce/pgonce/idempotency"
 )
 
@@ -19,6 +17,9 @@ const (
 	maxQueuedBytes = 32 << 20
 	maxBatch       = 128
 	drainTimeout   = 5 * time.Second
+	// batchPause is the least time from one batch to the next, unless it is full: a script in company is much cheaper for
+	// both sides than one alone.
+	batchPause = 4 * time.Millisecond
 )
 
 var (
@@ -28,19 +29,18 @@ var (
 
 // job is a script that nobody waits for, or only Evict does; without a script it is only waited for.
 type job struct {
-	script script
-	names  names
-	keys   []string
-	args   []any
-	size   int64
-	done   chan<- error          // nil: nobody waits
-	then   func(context.Context) // nil: nothing. Called when the script has run, or never will
+	command
+	names names
+	size  int64
+	done  chan<- error          // nil: nobody waits
+	then  func(context.Context) // nil: nothing. Called when the script has run, or never will
 }
 
 // publisher sends jobs in the order in which they came, many in one round trip.
 type publisher struct {
 	front *Front
 	bytes atomic.Int64
+	hurry chan struct{} // somebody waits
 	ended chan struct{}
 
 	mu     sync.Mutex // guards closed, and sends on queue against its close
@@ -49,7 +49,7 @@ type publisher struct {
 }
 
 func newPublisher(f *Front) *publisher {
-	p := &publisher{front: f, queue: make(chan job, maxQueued), ended: make(chan struct{})}
+	p := &publisher{front: f, queue: make(chan job, maxQueued), hurry: make(chan struct{}, 1), ended: make(chan struct{})}
 	go p.run()
 	return p
 }
@@ -67,6 +67,9 @@ func (p *publisher) add(j job) error {
 	}
 	select {
 	case p.queue <- j:
+		if j.done != nil {
+			p.urge()
+		}
 		return nil
 	default:
 		p.bytes.Add(-j.size)
@@ -80,6 +83,7 @@ func (p *publisher) close() error {
 	if !p.closed {
 		p.closed = true
 		close(p.queue)
+		p.urge()
 	}
 	p.mu.Unlock()
 	timer := time.NewTimer(drainTimeout)
@@ -92,11 +96,33 @@ func (p *publisher) close() error {
 	}
 }
 
+func (p *publisher) urge() {
+	select {
+	case p.hurry <- struct{}{}:
+	default:
+	}
+}
+
+// await waits until a batch may be sent.
+func (p *publisher) await(pause time.Duration) {
+	if pause <= 0 || len(p.queue) >= maxBatch-1 {
+		return
+	}
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-p.hurry:
+	}
+}
+
 func (p *publisher) run() {
 	defer close(p.ended)
 	batch := make([]job, 0, maxBatch)
+	var sent time.Time
 	for first := range p.queue {
 		batch = append(batch[:0], first)
+		p.await(batchPause - time.Since(sent))
 	fill:
 		for len(batch) < maxBatch {
 			select {
@@ -110,7 +136,8 @@ func (p *publisher) run() {
 			}
 		}
 		p.send(context.Background(), batch) // no caller waits
-		clear(batch)                        // the bytes may go
+		sent = time.Now()
+		clear(batch) // the bytes may go
 	}
 }
 
@@ -122,10 +149,7 @@ func (p *publisher) send(ctx context.Context, batch []job) {
 			results[i] = err
 		}
 	} else {
-		bounded, cancel := context.WithTimeout(ctx, p.front.config.Timeout)
-		n, err := p.exchange(bounded, batch, results)
-		cancel()
-		done(n, err)
+		done(p.exchange(ctx, batch, results))
 	}
 	for i, j := range batch {
 		p.bytes.Add(-j.size)
@@ -143,39 +167,15 @@ func (p *publisher) send(ctx context.Context, batch []job) {
 
 // exchange runs the batch's scripts and returns one of its failures, with what that was about.
 func (p *publisher) exchange(ctx context.Context, batch []job, results []error) (names, error) {
-	replies := make([]*redis.Cmd, len(batch))
-	pipe := p.front.client.Pipeline()
+	commands := make([]command, len(batch))
 	for i, j := range batch {
-		if j.script.Script != nil {
-			replies[i] = j.script.EvalSha(ctx, pipe, j.keys, j.args...)
-		}
-	}
-	_, _ = pipe.Exec(ctx) // every reply has its own error
-	// A server that has lost its scripts gets their text. All from the first one on, or their order would change: what ran
-	// a first time runs a second time to the same end.
-	again := p.front.client.Pipeline()
-	for i, j := range batch {
-		if replies[i] != nil && (again.Len() > 0 || redis.HasErrorPrefix(replies[i].Err(), "NOSCRIPT")) {
-			replies[i] = j.script.Eval(ctx, again, j.keys, j.args...)
-		}
-	}
-	if again.Len() > 0 {
-		_, _ = again.Exec(ctx)
+		commands[i] = j.command
 	}
 	var about names
 	var failure error
-	for i, j := range batch {
-		if replies[i] == nil {
-			continue
-		}
-		values, err := replies[i].Slice()
-		if err == nil {
-			_, err = read(j.script, values)
-		} else {
-			err = failed(j.script.name, err)
-		}
-		if results[i] = err; err != nil && (failure == nil || !concernsOneKey(err)) {
-			about, failure = j.names, err
+	for i, a := range p.front.exchangeAll(ctx, commands) {
+		if results[i] = a.err; a.err != nil && (failure == nil || !concernsOneKey(a.err)) {
+			about, failure = batch[i].names, a.err
 		}
 	}
 	return about, failure

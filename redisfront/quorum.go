@@ -261,7 +261,7 @@ func (f *Front) beginOnQuorum(ctx context.Context, ask idempotency.Ask, n names,
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return miss, false, err
-	case err == nil && reply.code == Done: // a mark beside the entry is a front's without the quorum
+	case err == nil && reply.code == CodeDone: // a mark beside the entry is a front's without the quorum
 		if r, found, err := f.known(ctx, ask, n, reply, nil); found || err != nil {
 			return r, found, err
 		}
@@ -273,7 +273,7 @@ func (f *Front) beginOnQuorum(ctx context.Context, ask idempotency.Ask, n names,
 	case errors.Is(err, errTaken):
 		return miss, false, &idempotency.InProgressError{Key: ask.Key, RetryAfter: time.Second}
 	}
-	err = &Error{Script: scriptBegin.name, Code: Unavailable, Err: err}
+	err = &Error{Script: scriptBegin.name, Code: CodeUnavailable, Err: err}
 	if ctx.Err() == nil && !errors.Is(err, errDegraded) {
 		f.emit(ctx, idempotency.FrontFailed{Front: quorumName, Op: scriptBegin.name, Err: err})
 	}

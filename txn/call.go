@@ -31,6 +31,7 @@ type call struct {
 
 	fronted bool      // the fronts are asked and told
 	mark    *heldMark // nil: none is held
+	passed  bool      // the far front was passed over
 	rival   bool      // the far front says that another payload has the key
 	asked   bool      // PostgreSQL was
 	entered stopwatch // the function, for the last time
@@ -115,7 +116,8 @@ func (c *call) lead(ctx context.Context, own *flight) (out outcome, err error) {
 	}()
 	// Again: the leader before this one may have landed between the first look and now.
 	s, done := c.askNear(ctx)
-	if !done {
+	// In a quiet operation the far front is nearly always asked in vain, which costs a new order a quarter of its throughput.
+	if c.passed = !done && c.op.fresh.quiet() && !c.req.Retry; !done && !c.passed {
 		s, done = c.askFar(ctx)
 	}
 	if !done {

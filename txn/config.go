@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/internal/results"
 )
 
 // Defaults of a Config.
@@ -100,7 +101,7 @@ func (c *Config) validate() error {
 	case c.CommitTimeout < time.Second || c.CommitTimeout > idempotency.MinRetention/4:
 		// A record must outlive the search for it.
 		return invalid("CommitTimeout", "must be from 1s to 2m30s")
-	case c.Codec.Name() == "" || c.Codec.Name() == rawType || c.Codec.Name() == rawJSONType:
+	case c.Codec.Name() == "" || c.Codec.Name() == results.RawType || c.Codec.Name() == results.RawJSONType:
 		return invalid("Codec", "must have a name of its own, such as \"msgpack/1\"")
 	}
 	return nil

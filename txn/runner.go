@@ -30,6 +30,7 @@ type Runner struct {
 type operation struct {
 	idempotency.Operation
 	duplicates rate
+	fresh      fresh
 	latency    latency
 }
 
@@ -137,3 +138,20 @@ func (r *rate) add(duplicate bool) {
 }
 
 func (r *rate) high() bool { return r.scaled.Load() > rateOne/2 }
+
+// fresh counts the calls of an operation since its last duplicate, whoever answered that.
+type fresh struct{ n atomic.Int64 }
+
+// quietAfter is how many calls without a duplicate make an operation quiet. A duplicate that comes then costs what it costs
+// without a far front, and the next ones find it asked.
+const quietAfter = 64
+
+func (f *fresh) add(duplicate bool) {
+	if duplicate {
+		f.n.Store(0)
+		return
+	}
+	f.n.Add(1)
+}
+
+func (f *fresh) quiet() bool { return f.n.Load() >= quietAfter }

@@ -43,6 +43,13 @@ func (c *call) tries(ctx context.Context) step {
 			c.resolved(ctx, false)
 			return s
 		case kindBusy:
+			if c.passed && !c.ghost {
+				// Of many processes that wait for the key one asks PostgreSQL again and again, and the others the front.
+				c.passed = false
+				if s, done := c.askFar(ctx); done {
+					return s
+				}
+			}
 			if c.rival && !c.ghost {
 				return c.unresolved(c.rivalled(s))
 			}

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/internal/results"
 )
 
 // Result is what an operation came to.
@@ -72,7 +73,7 @@ func encodeOutcome[T any](codec Codec, op *idempotency.Operation, value T, err e
 			return payload{}, errors.Join(wrong, plain(err))
 		}
 	}
-	data, resultType, encodeErr := encodeResult(codec, value)
+	data, resultType, encodeErr := results.Encode(codec, value)
 	if encodeErr != nil {
 		return payload{}, errors.Join(encodeErr, plain(err))
 	}
@@ -124,6 +125,7 @@ func (c *call) outcomeError(out outcome) error {
 // report emits the event of the call's end and feeds the operation's rate of duplicates.
 func (c *call) report(ctx context.Context, out outcome, err error) {
 	took := c.started.elapsed()
+	c.op.fresh.add(err == nil && !out.own || c.ending == kindAnswered || c.ending == kindBusy)
 	key, strategy := c.req.Key, c.op.Strategy
 	switch {
 	case err == nil && out.own:
