@@ -21,7 +21,7 @@ import (
 	"github.com/pgonce/pgonce/txn"
 )
 
-// fronted is a fresh order with fronts, which can only cost: they are asked in vain and told.
+// fronted is a fresh order with fronts, which can only cost: they are told.
 var fronted = group{
 	name:      "fronted",
 	names:     []string{"strict", "hybrid"},

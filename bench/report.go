@@ -35,7 +35,7 @@ var meanings = map[string]string{
 	"waiting-apart":   "the same with a runner for every waiter, as in 100 processes, all on the one pool of 10",
 
 	"strict":       "txn.WithIdempotency without fronts",
-	"hybrid":       "the same with a local front and Redis: both are asked in vain, and told",
+	"hybrid":       "the same with a local front and Redis: both are told, Redis is not asked while there are no duplicates",
 	"replay-pg":    "replay with Request.Retry, without fronts",
 	"replay-redis": "the same with Redis alone",
 	"replay-local": "the same with a local front alone",

@@ -130,36 +130,42 @@ func (s *Store) Complete(ctx context.Context, conn *pgx.Conn, c *Completion) (Re
 		return Record{}, unknown(err) // some of it may have been sent
 	}
 	failpoint.Hit(failpoint.CommitSent)
-	return s.readCommit(to, c)
+	row, err := readCommit(to, len(statements)-1)
+	if err != nil {
+		return Record{}, err
+	}
+	return s.completed(c, decodeInt8(row[0]), decodeTime(row[1])), nil
 }
 
-func (s *Store) readCommit(to *sender, c *Completion) (Record, error) {
-	row, _, err := to.next()
-	if err == nil && c.State == StateFailed {
-		_, _, err = to.next()
-	}
-	switch {
-	case err != nil && (definite(err) || endedForTime(err)):
-		// Or the session was over before our statement: either way, before COMMIT.
-		return Record{}, translate(err)
-	case err != nil:
-		return Record{}, unknown(err)
+// readCommit reads the answers to statements and to the COMMIT behind them, and returns the first one's row.
+func readCommit(to *sender, statements int) (first [][]byte, err error) {
+	for i := range statements {
+		row, _, err := to.next()
+		switch {
+		case err != nil && (definite(err) || endedForTime(err)):
+			// Or the session was over before our statement: either way, before COMMIT.
+			return nil, translate(err)
+		case err != nil:
+			return nil, unknown(err)
+		case i == 0:
+			first = row
+		}
 	}
 	_, tag, err := to.next()
 	switch {
 	case err != nil && !definite(err):
-		return Record{}, unknown(err)
+		return nil, unknown(err)
 	case err != nil && Restartable(err):
-		return Record{}, fmt.Errorf("%w: %w", ErrRestart, err)
+		return nil, fmt.Errorf("%w: %w", ErrRestart, err)
 	case err != nil:
 		// A deferred constraint or trigger of the service: its own error, whatever its SQLSTATE.
-		return Record{}, fmt.Errorf("idempotency: commit: %w", err)
+		return nil, fmt.Errorf("idempotency: commit: %w", err)
 	}
 	_ = to.sync() // COMMIT has answered: what is lost behind it changes nothing
 	if tag.String() != "COMMIT" {
-		return Record{}, fmt.Errorf("idempotency: COMMIT answered %s: %w", tag, ErrAborted)
+		return nil, fmt.Errorf("idempotency: COMMIT answered %s: %w", tag, ErrAborted)
 	}
-	return s.completed(c, decodeInt8(row[0]), decodeTime(row[1])), nil
+	return first, nil
 }
 
 func unknown(err error) error { return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err) }
@@ -168,13 +174,8 @@ func unknown(err error) error { return fmt.Errorf("%w: %w", ErrOutcomeUnknown, e
 func (s *Store) completed(c *Completion, fence int64, completedAt time.Time) Record {
 	r := s.record(c)
 	r.Fence, r.Generation, r.Attempt = fence, fence, 1
-	r.CreatedAt, r.AcquiredAt, r.CompletedAt = c.Acquired.Started, c.Acquired.Started, completedAt
-	if c.Retention != Forever {
-		r.ExpiresAt = completedAt.Add(c.Retention.Truncate(time.Microsecond))
-	}
-	if c.ResultRetention != c.Retention && c.ResultRetention != Forever {
-		r.ResultExpiresAt = completedAt.Add(c.ResultRetention.Truncate(time.Microsecond))
-	}
+	r.CreatedAt, r.AcquiredAt = c.Acquired.Started, c.Acquired.Started
+	r.complete(c, completedAt)
 	return r
 }
 

@@ -36,6 +36,13 @@ var (
 	ErrTransactionEnded = errors.New("idempotency: the function ended the transaction it was given")
 	// ErrWrongMode means that the key belongs to a leased record and was used in the transactional mode.
 	ErrWrongMode = errors.New("idempotency: key belongs to a leased operation, use the leased mode")
+	// ErrLeaseLost means that the attempt does not own its key any more: its lease ended and another attempt took over, or
+	// somebody recorded an outcome. It is also the cause of the context's end that a leased function sees then. Retry with
+	// the same key: it gives the outcome of whoever owns it.
+	ErrLeaseLost = errors.New("idempotency: the lease is lost, another attempt may own the key")
+	// ErrManual means that the owner of a leased key died and its rule lets nobody else go on: a person must find out what
+	// happened, and record it.
+	ErrManual = errors.New("idempotency: the owner of the key died, a person must find out what it did")
 	// ErrNested means that a function called its own runner again, or used its own key again in its transaction. Call the other operation's code directly, with the
 	// transaction the function was given.
 	ErrNested = errors.New("idempotency: a running function called its own runner: call the other operation's code with the transaction it was given")

@@ -63,8 +63,11 @@ type Operation struct {
 	// Default: 30 s.
 	Lease time.Duration
 	// Takeover is what may happen to a leased record whose owner died; the transactional mode leaves none.
-	// Default: TakeoverManual.
+	// Default: TakeoverResolve with a Resolver, else TakeoverManual.
 	Takeover Takeover
+	// Resolver finds out what a dead owner did, for TakeoverResolve.
+	// Default: none.
+	Resolver Resolver
 }
 
 // Key returns the key of one request. tenant is whose key it is (SingleTenant where there is only one), value is the
@@ -90,6 +93,9 @@ func (o Operation) WithDefaults() Operation {
 	}
 	if o.Takeover == "" {
 		o.Takeover = TakeoverManual
+		if o.Resolver != nil {
+			o.Takeover = TakeoverResolve
+		}
 	}
 	return o
 }
@@ -114,6 +120,8 @@ func (o Operation) Validate() error {
 		return invalid("Takeover", "must be RERUN, RESUME, RESOLVE or MANUAL")
 	}
 	switch {
+	case (o.Takeover == TakeoverResolve) != (o.Resolver != nil):
+		return invalid("Takeover", "must be RESOLVE with a Resolver, and only then")
 	case o.Wait < 0 && o.Wait != NoWait:
 		return invalid("Wait", "must be positive, or NoWait (-1) to answer at once")
 	case o.Retention != Forever && o.Retention < MinRetention:

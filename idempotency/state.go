@@ -27,6 +27,8 @@ const (
 	VerdictGone       Verdict = "gone"        // final, but its result was dropped (tombstone)
 	VerdictWrongMode  Verdict = "wrong mode"  // the key lives in the leased mode
 	VerdictNewer      Verdict = "newer"       // a newer release wrote the record, in a way this one cannot compare
+	VerdictResolve    Verdict = "resolve"     // leased mode: the key is ours, and what the dead owner did must be found out first
+	VerdictManual     Verdict = "manual"      // leased mode: the owner died, and a person must find out
 )
 
 // Acquisition is what PostgreSQL said when a transaction asked for a key.

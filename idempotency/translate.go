@@ -11,6 +11,7 @@ import (
 const (
 	codeTransactionEnded = "ZP001"
 	codeRecordExists     = "ZP002"
+	codeLeaseLost        = "ZP003"
 )
 
 // translate turns what the server said into our words, once, here: by SQLSTATE and constraint, never by text. What has
@@ -26,6 +27,8 @@ func translate(err error) error {
 		return ErrTransactionEnded
 	case codeRecordExists:
 		return ErrRecordExists
+	case codeLeaseLost:
+		return ErrLeaseLost
 	case "23505": // unique_violation: a duplicate only on our own key; a table of the service may well be named like ours
 		if ours && server.ConstraintName == "records_pkey" {
 			return ErrRecordExists

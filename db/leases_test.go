@@ -1,0 +1,58 @@
+package db_test
+
+import (
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgonce/pgonce/internal/pgtest"
+)
+
+// A program in another language needs nothing but these functions.
+func TestLeases_TheWholeLifeInSQL(t *testing.T) {
+	t.Parallel()
+	conn := connect(t, pgtest.URL(t))
+	one := func(sql string, args ...any) string {
+		t.Helper()
+		return column[string](t, conn, sql, args...)[0]
+	}
+	const ask = `SELECT a.verdict || ' ' || a.state || ' ' || a.attempt FROM idempotency.acquire('acme', 'payment.capture', 'k',
+		idempotency.fingerprint($1), attempt_token => $2, takeover => $3) AS a`
+	token, other := make([]byte, 16), append(make([]byte, 15), 1)
+	require.Equal(t, "RUN PROCESSING 1", one(ask, []byte("10 EUR"), token, "RERUN"))
+	require.Equal(t, "RUN PROCESSING 1", one(ask, []byte("10 EUR"), token, "RERUN"), "the same attempt asks again")
+	require.Equal(t, "IN_PROGRESS PROCESSING 1", one(ask, []byte("10 EUR"), other, "RERUN"))
+	require.Equal(t, "MISMATCH PROCESSING 1", one(ask, []byte("99 EUR"), other, "RERUN"))
+
+	exec := func(sql string, args ...any) error {
+		_, err := conn.Exec(t.Context(), sql, args...)
+		return err
+	}
+	const fence = `(SELECT fence FROM idempotency.records WHERE key = 'k')`
+	require.NoError(t, exec(`SELECT idempotency.renew('acme', 'payment.capture', 'k', `+fence+`, $1)`, token))
+	require.NoError(t, exec(`SELECT idempotency.record_step('acme', 'payment.capture', 'k', `+fence+`, $1, 'charge', '"ch_1"')`, token))
+	require.NoError(t, exec(`SELECT idempotency.fail('acme', 'payment.capture', 'k', `+fence+`, $1, 'BUSY', 'try later', retryable => true)`, token))
+	require.Equal(t, "RUN PROCESSING 2", one(ask, []byte("10 EUR"), other, "RERUN"))
+	requireSQLState(t, "ZP003", exec(`SELECT idempotency.renew('acme', 'payment.capture', 'k', `+fence+`, $1)`, token))
+	requireSQLState(t, "ZP003", exec(`SELECT idempotency.complete('acme', 'payment.capture', 'k', `+fence+` - 1, $1, '{}')`, other))
+
+	// Its owner dies.
+	require.NoError(t, exec(`UPDATE idempotency.records SET lease_expires_at = statement_timestamp() - interval '1 s'`))
+	require.Equal(t, "RUN PROCESSING 3", one(ask, []byte("10 EUR"), token, "MANUAL"), "as the record's own rule says")
+	requireSQLState(t, "ZP003", exec(`SELECT idempotency.complete('acme', 'payment.capture', 'k', `+fence+`, $1, '{}')`, other))
+	for range 2 {
+		require.NoError(t, exec(`SELECT idempotency.complete('acme', 'payment.capture', 'k', `+fence+`, $1, '{"charge":"ch_1"}')`, token))
+	}
+	require.Equal(t, "REPLAY SUCCESS 3", one(ask, []byte("10 EUR"), other, "RERUN"))
+	require.Equal(t, []string{"ACQUIRED", "FAILED", "ACQUIRED", "TAKEOVER"},
+		column[string](t, conn, `SELECT event FROM idempotency.attempts ORDER BY id`))
+	require.Equal(t, []string{"charge"}, column[string](t, conn, `SELECT name FROM idempotency.steps`))
+}
+
+func requireSQLState(t *testing.T, code string, err error) {
+	t.Helper()
+	var server *pgconn.PgError
+	require.ErrorAs(t, err, &server)
+	require.Equal(t, code, server.Code, server.Message)
+}
