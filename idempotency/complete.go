@@ -40,7 +40,7 @@ func (s *Store) params(c *Completion, durable bool) dbsqlc.RecordInsertParams {
 	p := dbsqlc.RecordInsertParams{
 		Tenant: key.tenant, Operation: key.operation, Key: key.value,
 		Started: c.Acquired.Started, State: string(c.State), Fence: c.Acquired.Fence,
-		RetentionUs: microseconds(c.Retention),
+		RetentionUs: microseconds(c.Retention), ResultRetentionUs: c.resultRetention(),
 		Fingerprint: c.Request.Fingerprint.Bytes(), AttemptToken: c.AttemptToken[:],
 		Executor: s.executor, Client: optional(c.Request.Client), TraceID: optional(storable(c.TraceID, MaxTraceBytes)),
 		ResultType: optional(c.ResultType), Result: c.Result,
@@ -48,9 +48,6 @@ func (s *Store) params(c *Completion, durable bool) dbsqlc.RecordInsertParams {
 	}
 	if c.Acquired.Found {
 		p.Fence = max(p.Fence, c.Acquired.Record.Fence+1) // a failover may have set the sequence back behind the old fence
-	}
-	if c.ResultRetention != c.Retention {
-		p.ResultRetentionUs = microseconds(c.ResultRetention) // else NULL, which keeps it out of the index of results to drop
 	}
 	if c.State == StateFailed {
 		code, message := storable(c.ErrorCode, MaxErrorBytes), storable(c.ErrorMessage, MaxErrorBytes)

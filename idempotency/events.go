@@ -78,6 +78,13 @@ type CommitResolved struct {
 	Duration  time.Duration
 }
 
+// LeaseLost says that a leased function may not be its key's owner any more, and that its context has ended.
+type LeaseLost struct {
+	Key   Key
+	Fence int64
+	Err   error
+}
+
 // FrontFailed says that a front could not do what it was asked. The call went on without it.
 type FrontFailed struct {
 	Front string
@@ -106,6 +113,7 @@ func (Unresolved) event()     {}
 func (Restarted) event()      {}
 func (CommitUnknown) event()  {}
 func (CommitResolved) event() {}
+func (LeaseLost) event()      {}
 func (FrontFailed) event()    {}
 func (FrontDegraded) event()  {}
 func (FrontMismatch) event()  {}

@@ -149,28 +149,36 @@ func (s *Store) LockLease(ctx context.Context, tx DB, o Owner) (started time.Tim
 	return row.Started, nil
 }
 
-var leaseComplete = &statement{"pgonce_lease_complete", dbsqlc.LeaseComplete, nil}
+var (
+	leaseComplete = &statement{"pgonce_lease_complete", dbsqlc.LeaseComplete, nil}
+	leaseFail     = &statement{"pgonce_lease_fail", dbsqlc.LeaseFail, nil}
+)
 
-// CompleteLease records success and commits the transaction that LockLease was in, in one round trip. Errors as for Complete,
-// and ErrLeaseLost.
+// CompleteLease records the outcome and commits the transaction that LockLease was in, in one round trip. Errors as for
+// Complete, and ErrLeaseLost.
 func (s *Store) CompleteLease(ctx context.Context, conn *pgx.Conn, record *Record, c *Completion) (Record, error) {
-	prepared, err := s.prepare(ctx, conn, leaseComplete, commit)
+	st, values := leaseComplete, [][]byte{
+		encodeTime(c.Acquired.Started), []byte(record.Key.tenant), []byte(record.Key.operation), []byte(record.Key.value),
+		encodeInt8(record.Fence), record.AttemptToken[:], c.Result, []byte(c.ResultType),
+		encodeOptionalInt8(microseconds(c.Retention)), encodeOptionalInt8(c.resultRetention()),
+	}
+	if c.State == StateFailed {
+		p := failParams(record, c, false)
+		st, values = leaseFail, [][]byte{
+			values[1], values[2], values[3], values[4], values[5], []byte(p.ErrorCode), []byte(p.ErrorMessage), encodeBool(false),
+			p.Result, encodeOptionalText(p.ResultType), values[8], values[9],
+		}
+	}
+	prepared, err := s.prepare(ctx, conn, st, commit)
 	if err != nil {
 		if conn.IsClosed() {
 			return Record{}, fmt.Errorf("%w: %w", ErrRestart, err)
 		}
 		return Record{}, translate(err)
 	}
-	key := c.Request.Key
-	var resultRetention *int64
-	if c.ResultRetention != c.Retention {
-		resultRetention = microseconds(c.ResultRetention)
-	}
 	to := &sender{pipeline: conn.PgConn().StartPipeline(ctx), prepared: prepared}
 	defer func() { _ = to.pipeline.Close() }() // its errors have been read before
-	to.send(leaseComplete, encodeTime(c.Acquired.Started), []byte(key.tenant), []byte(key.operation), []byte(key.value),
-		encodeInt8(record.Fence), record.AttemptToken[:], c.Result, []byte(c.ResultType),
-		encodeOptionalInt8(microseconds(c.Retention)), encodeOptionalInt8(resultRetention))
+	to.send(st, values...)
 	to.send(commit)
 	if err := to.pipeline.Sync(); err != nil {
 		return Record{}, unknown(err)
@@ -180,34 +188,45 @@ func (s *Store) CompleteLease(ctx context.Context, conn *pgx.Conn, record *Recor
 	if err != nil {
 		return Record{}, err
 	}
-	r := *record
-	r.State, r.LeaseExpiresAt, r.TimedOut = StateSuccess, time.Time{}, false
-	r.ResultType, r.Result = c.ResultType, c.Result
-	r.complete(c, decodeTime(row[0]))
-	return r, nil
+	return record.ended(c, false, decodeTime(row[0])), nil
+}
+
+// resultRetention is NULL where the result is kept as long as its record, which keeps it out of the index of results to drop.
+func (c *Completion) resultRetention() *int64 {
+	if c.ResultRetention == c.Retention {
+		return nil
+	}
+	return microseconds(c.ResultRetention)
+}
+
+func failParams(record *Record, c *Completion, retryable bool) dbsqlc.LeaseFailParams {
+	return dbsqlc.LeaseFailParams{
+		Tenant: record.Key.tenant, Operation: record.Key.operation, Key: record.Key.value, Fence: record.Fence,
+		AttemptToken: record.AttemptToken[:], ErrorCode: storable(c.ErrorCode, MaxErrorBytes),
+		ErrorMessage: storable(c.ErrorMessage, MaxErrorBytes), Retryable: retryable, Result: c.Result,
+		ResultType: optional(c.ResultType), RetentionUs: microseconds(c.Retention), ResultRetentionUs: c.resultRetention(),
+	}
 }
 
 // FailLease records a failure, final or retryable, in a statement of its own: sent again after a lost answer it says the
 // same. ErrLeaseLost: the key is not the owner's any more.
 func (s *Store) FailLease(ctx context.Context, db DB, record *Record, c *Completion, retryable bool) (Record, error) {
-	key := record.Key
-	p := dbsqlc.LeaseFailParams{
-		Tenant: key.tenant, Operation: key.operation, Key: key.value, Fence: record.Fence, AttemptToken: record.AttemptToken[:],
-		ErrorCode: storable(c.ErrorCode, MaxErrorBytes), ErrorMessage: storable(c.ErrorMessage, MaxErrorBytes), Retryable: retryable,
-		Result: c.Result, ResultType: optional(c.ResultType), RetentionUs: microseconds(c.Retention),
-	}
-	if c.ResultRetention != c.Retention {
-		p.ResultRetentionUs = microseconds(c.ResultRetention)
-	}
-	at, err := dbsqlc.New(db).LeaseFail(ctx, p)
+	at, err := dbsqlc.New(db).LeaseFail(ctx, failParams(record, c, retryable))
 	if err != nil {
-		return Record{}, fmt.Errorf("idempotency: fail %v: %w", key, translate(err))
+		return Record{}, fmt.Errorf("idempotency: fail %v: %w", record.Key, translate(err))
 	}
-	r := *record
-	r.State, r.LeaseExpiresAt, r.TimedOut, r.Retryable = StateFailed, time.Time{}, false, retryable
-	r.ErrorCode, r.ErrorMessage, r.ResultType, r.Result = p.ErrorCode, p.ErrorMessage, c.ResultType, c.Result
+	return record.ended(c, retryable, at), nil
+}
+
+// ended is the record of an owner after its end.
+func (r Record) ended(c *Completion, retryable bool, at time.Time) Record {
+	r.State, r.LeaseExpiresAt, r.TimedOut, r.Retryable = c.State, time.Time{}, false, retryable
+	r.ErrorCode, r.ErrorMessage, r.ResultType, r.Result = "", "", c.ResultType, c.Result
+	if c.State == StateFailed {
+		r.ErrorCode, r.ErrorMessage = storable(c.ErrorCode, MaxErrorBytes), storable(c.ErrorMessage, MaxErrorBytes)
+	}
 	r.complete(c, at)
-	return r, nil
+	return r
 }
 
 // complete sets what PostgreSQL computes from the time of completion.

@@ -126,8 +126,10 @@ func (a *attempt) acquireFailed(ctx context.Context, err error) step {
 // transaction can be completed.
 func (a *attempt) runFunction(ctx context.Context) (*idempotency.Completion, step) {
 	c, conn := a.call, a.pooled.Conn()
-	c.runs++
-	c.entered = startStopwatch()
+	if c.lease == nil {
+		c.runs++
+		c.entered = startStopwatch()
+	}
 	c.inHand = idempotency.AttemptToken{} // the run overwrites it
 	tx := newHandedTx(conn)
 	defer tx.end()
@@ -229,7 +231,7 @@ func (a *attempt) commit(ctx context.Context, done *idempotency.Completion) step
 	defer cancel()
 	failpoint.Hit(failpoint.CompleteBefore)
 	a.guard.commitSent.Store(true)
-	record, err := c.store.Complete(detached, conn, done)
+	record, err := a.complete(detached, conn, done)
 	if !conn.IsClosed() {
 		a.guard.commitSent.Store(false)
 	}
@@ -248,11 +250,20 @@ func (a *attempt) commit(ctx context.Context, done *idempotency.Completion) step
 		return step{kind: kindAgain, err: err}
 	case errors.Is(err, idempotency.ErrTransactionEnded):
 		return a.transactionEnded(nil)
+	case errors.Is(err, idempotency.ErrLeaseLost):
+		return step{kind: kindAnswered, err: err}
 	case idempotency.Restartable(err):
 		a.forgetStatements(ctx, err)
 		return restart(err)
 	}
 	return failed(err)
+}
+
+func (a *attempt) complete(ctx context.Context, conn *pgx.Conn, done *idempotency.Completion) (idempotency.Record, error) {
+	if l := a.call.lease; l != nil {
+		return a.call.store.CompleteLease(ctx, conn, &l.record, done)
+	}
+	return a.call.store.Complete(ctx, conn, done)
 }
 
 // forgetStatements: if the session has lost our statements, the next attempt must neither meet this session again nor
@@ -285,12 +296,22 @@ func (a *attempt) failure(f *failure) *idempotency.Completion {
 }
 
 func (a *attempt) completion(result payload) *idempotency.Completion {
-	c := a.call
-	return &idempotency.Completion{
-		Request: c.req, Acquired: a.acquired, AttemptToken: idempotency.NewAttemptToken(), TraceID: c.traceID,
-		ResultType: result.resultType, Result: result.data,
+	done := a.call.completion(result)
+	done.Acquired = a.acquired
+	return done
+}
+
+func (c *call) completion(result payload) *idempotency.Completion {
+	done := &idempotency.Completion{
+		Request: c.req, TraceID: c.traceID, ResultType: result.resultType, Result: result.data,
 		Retention: c.op.Retention, ResultRetention: c.op.ResultRetention,
 	}
+	if c.lease != nil {
+		done.AttemptToken = c.lease.record.AttemptToken
+	} else {
+		done.AttemptToken = idempotency.NewAttemptToken()
+	}
+	return done
 }
 
 // release rolls back what is open and gives the connection back; the pool drops it if it is closed or busy.
@@ -305,6 +326,10 @@ func (a *attempt) release(ctx context.Context) {
 	if ended {
 		// A panic or Goexit behind the function's own COMMIT: recorded before it goes on, so that a retry does not run again.
 		a.transactionEnded(nil)
+		if a.call.lease != nil {
+			_ = a.call.failLease(ctx, a.call.final, false)
+			return
+		}
 		_ = a.call.tries(context.WithoutCancel(ctx))
 	}
 }

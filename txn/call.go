@@ -27,6 +27,9 @@ type call struct {
 	restarts int
 	final    *failure // set: no more running, this failure is to be recorded
 
+	lease   *Lease // leased mode: what the foreign function is given
+	foreign func(context.Context, *Lease) error
+
 	endedFence int64 // of the attempt whose function ended its transaction; 0: none did
 
 	fronted bool      // the fronts are asked and told
@@ -120,10 +123,13 @@ func (c *call) lead(ctx context.Context, own *flight) (out outcome, err error) {
 	if c.passed = !done && c.op.fresh.quiet() && !c.req.Retry; !done && !c.passed {
 		s, done = c.askFar(ctx)
 	}
-	if !done {
-		s = c.tries(ctx)
-	} else {
+	switch {
+	case done:
 		c.leaveWait()
+	case c.foreign != nil:
+		s = c.leaseTries(ctx)
+	default:
+		s = c.tries(ctx)
 	}
 	out, err = c.end(s)
 	if committed = err == nil; committed {
@@ -221,6 +227,8 @@ func (c *call) settle(v idempotency.Verdict, r idempotency.Record) step {
 		return answered(idempotency.ErrWrongMode)
 	case idempotency.VerdictNewer:
 		return answered(idempotency.ErrNewerRecord)
+	case idempotency.VerdictManual:
+		return answered(fmt.Errorf("%w: its lease ended at %s", idempotency.ErrManual, r.LeaseExpiresAt.Format(time.RFC3339)))
 	}
 	return failed(fmt.Errorf("txn: unexpected verdict %q", v))
 }

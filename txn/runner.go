@@ -20,6 +20,7 @@ type Runner struct {
 	operations map[string]*operation
 	flights    flights
 	fronts     fronts
+	keeper     *keeper
 	direct     bool    // a connection of the pool stays with one session of PostgreSQL
 	within     *within // nil: every call has a transaction of its own
 	waiters    atomic.Int64
@@ -71,12 +72,14 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Runner, error) {
 	}
 	r.fronts.epochs = newEpochWatch(r.store, poolConfig, config.OnEvent)
 	r.fronts.doubles = newDoubleCheck(r)
+	r.keeper = &keeper{watch: r.fronts.epochs, store: r.store}
 	return r, nil
 }
 
-// Close ends what a runner with fronts does beside its calls; without fronts there is nothing to end. The calls that run
-// go on, without fronts. The pool and the fronts stay open, they are the caller's.
+// Close ends what a runner with fronts or leases does beside its calls. The calls that run go on, without fronts. The pool and
+// the fronts stay open, they are the caller's.
 func (r *Runner) Close() {
+	r.keeper.close()
 	r.fronts.epochs.close()
 	r.fronts.doubles.close()
 }

@@ -13,6 +13,12 @@ import (
 // ghostWait is how long a call waits for a key that its own lost connection may still hold, whatever its Wait says.
 const ghostWait = 5 * time.Second
 
+// The pauses between restarts.
+const (
+	restartPause    = 10 * time.Millisecond
+	restartPauseMax = 500 * time.Millisecond
+)
+
 // maxLooks bounds how often one call looks at a key again because somebody else recorded an outcome first. Every look
 // sees that outcome, so more than one means that records vanish as fast as they come.
 const maxLooks = 10
@@ -28,7 +34,7 @@ func (c *call) tries(ctx context.Context) step {
 		}
 	}
 	wait := pauses{next: 2 * time.Millisecond, last: 50 * time.Millisecond}
-	backoff := pauses{next: 10 * time.Millisecond, last: 500 * time.Millisecond}
+	backoff := pauses{next: restartPause, last: restartPauseMax}
 	for looks := 0; ; {
 		s := c.attempt(ctx)
 		if s.kind != kindBusy {
