@@ -106,7 +106,7 @@ func TestLease_OnceAndReplayed(t *testing.T) {
 	s, d := newLeaseShop(t, capture), &downstream{}
 	req := leaseRequest(t, capture, "k")
 	first, err := s.pay(t.Context(), req, func(ctx context.Context, l *txn.Lease) (string, error) {
-		r, found := s.record(t, req)
+		r, found := s.record(t, req) //nolint:contextcheck // the test's own look
 		require.True(t, found)
 		require.Equal(t, idempotency.StateProcessing, r.State, "it is committed before anybody is called")
 		require.Equal(t, r.Fence, l.Record().Fence)
@@ -302,7 +302,7 @@ func TestLease_LossEndsTheContext(t *testing.T) {
 	req := leaseRequest(t, short, "k")
 	_, err := s.pay(t.Context(), req, func(ctx context.Context, l *txn.Lease) (string, error) {
 		time.Sleep(1500 * time.Millisecond)
-		r, _ := s.record(t, req)
+		r, _ := s.record(t, req) //nolint:contextcheck // the test's own look
 		require.False(t, r.TimedOut, "it is renewed")
 		require.True(t, r.LeaseExpiresAt.After(l.Record().LeaseExpiresAt))
 		_, err := s.direct.Exec(ctx, `UPDATE idempotency.records SET fence = nextval('idempotency.fence') WHERE state = 'PROCESSING'`)
@@ -370,6 +370,7 @@ func TestLease_Resolver(t *testing.T) {
 		"succeeded": {
 			found: idempotency.Resolution{Outcome: idempotency.OutcomeSucceeded, ResultType: "json/1", Result: []byte(`{"charge":"ch_7"}`)},
 			check: func(t *testing.T, res txn.Result[payment], err error) {
+				t.Helper()
 				require.NoError(t, err)
 				require.Equal(t, "ch_7", res.Value.Charge)
 			},
@@ -378,6 +379,7 @@ func TestLease_Resolver(t *testing.T) {
 		"failed": {
 			found: idempotency.Resolution{Outcome: idempotency.OutcomeFailed, Code: "refused", Message: "no money"},
 			check: func(t *testing.T, _ txn.Result[payment], err error) {
+				t.Helper()
 				var failed *idempotency.FailedError
 				require.ErrorAs(t, err, &failed)
 				require.Equal(t, "refused", failed.Code)
@@ -386,6 +388,7 @@ func TestLease_Resolver(t *testing.T) {
 		},
 		"unknown": {
 			check: func(t *testing.T, _ txn.Result[payment], err error) {
+				t.Helper()
 				require.ErrorIs(t, err, idempotency.ErrInProgress)
 				require.ErrorIs(t, err, idempotency.ErrManual)
 			},
@@ -394,6 +397,7 @@ func TestLease_Resolver(t *testing.T) {
 		"cannot be asked": {
 			err: errors.New("the provider is away"),
 			check: func(t *testing.T, _ txn.Result[payment], err error) {
+				t.Helper()
 				require.ErrorContains(t, err, "the provider is away")
 			},
 			state: idempotency.StateProcessing,

@@ -368,7 +368,7 @@ func (k *keeper) renew(ctx context.Context, o idempotency.Owner, lease, timeout 
 	}
 	_, err := k.store.Renew(ctx, k.conn, o, lease)
 	if err != nil && !errors.Is(err, idempotency.ErrLeaseLost) {
-		k.drop()
+		k.drop() //nolint:contextcheck // not to be waited for
 	}
 	return err
 }

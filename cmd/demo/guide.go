@@ -26,7 +26,9 @@ Try, in another terminal:
   With "sku":"unicorn" it is out of stock: a 400, and the same 400 again. "coupon":"WELCOME" can be used once.
   curl %[1]s/stock/coffee shows what is left, curl %[1]s/orders/1 an order. It is created, then paid, shipped, delivered, or
   paid and refunded:
-  curl -i -X PUT %[1]s/orders/1/status -d '{"status":"paid"}'
+  curl -i -X POST %[1]s/orders/1/pay -H 'Idempotency-Key: my-payment' -d '{"card":"4242"}'
+  curl -i -X PUT %[1]s/orders/1/status -d '{"status":"shipped"}'
+  The cards "refused", "away" and "slow" are what they say.
 
 Look into the tables:
 

@@ -15,12 +15,12 @@ const (
 )
 
 // parseKey makes the key of a request.
-func parseKey(h http.Header) (idempotency.Key, error) {
+func parseKey(op idempotency.Operation, h http.Header) (idempotency.Key, error) {
 	value, err := keyValue(h)
 	if err != nil {
 		return idempotency.Key{}, err
 	}
-	key, err := createOrder.Key(idempotency.SingleTenant, value)
+	key, err := op.Key(idempotency.SingleTenant, value)
 	if wrong := (*idempotency.InvalidError)(nil); errors.As(err, &wrong) {
 		return idempotency.Key{}, invalid(headerKey, wrong.Rule)
 	}
@@ -32,7 +32,7 @@ func keyValue(h http.Header) (string, error) {
 	values := h.Values(headerKey)
 	switch {
 	case len(values) == 0:
-		return "", invalid(headerKey, "must be set: to a new value for every new order, to the same one for its retries")
+		return "", invalid(headerKey, "must be set: to a new value for every new request, to the same one for its retries")
 	case len(values) > 1:
 		return "", invalid(headerKey, "must be set once")
 	}

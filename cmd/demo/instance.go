@@ -35,6 +35,7 @@ type instanceConfig struct {
 	database string // its URL
 	conns    int32  // of the pool
 	redis    *redisServer
+	gateway  *url.URL
 	unsafe   bool
 	think    func(key string) time.Duration
 	log      *slog.Logger
@@ -58,7 +59,7 @@ func openInstance(ctx context.Context, cfg instanceConfig, onRedis idempotency.O
 			return nil, err
 		}
 	}
-	if i.service, err = newService(i.pool, fronts, cfg.unsafe, cfg.think, cfg.log); err != nil {
+	if i.service, err = newService(i.pool, fronts, cfg.gateway, cfg.unsafe, cfg.think, cfg.log); err != nil {
 		return nil, err
 	}
 	i.closers = append(i.closers, i.service.runner.Close)

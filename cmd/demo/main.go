@@ -12,6 +12,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/url"
 	"os"
 	"os/signal"
 	"sync/atomic"
@@ -99,7 +100,12 @@ func (d *demo) run(ctx context.Context) (good bool, err error) {
 	if err := createSchema(ctx, pool); err != nil {
 		return false, err
 	}
-	instances, err := d.open(ctx, t, listeners)
+	paying, closeGateway, err := openGateway(ctx, d.log)
+	if err != nil {
+		return false, err
+	}
+	defer closeGateway()
+	instances, err := d.open(ctx, t, paying.base, listeners)
 	defer func() { closeAll(instances) }()
 	if err != nil {
 		return false, err
@@ -120,9 +126,9 @@ func (d *demo) run(ctx context.Context) (good bool, err error) {
 }
 
 // open opens and serves an instance on each listener. It returns those it has opened also with an error.
-func (d *demo) open(ctx context.Context, t *servers, listeners []net.Listener) (instances []*instance, err error) {
+func (d *demo) open(ctx context.Context, t *servers, gateway *url.URL, listeners []net.Listener) (instances []*instance, err error) {
 	cfg := instanceConfig{
-		database: t.database.URL, conns: connsOf(len(listeners)), redis: t.redis, unsafe: d.unsafe, think: stormThink, log: d.log,
+		database: t.database.URL, conns: connsOf(len(listeners)), redis: t.redis, gateway: gateway, unsafe: d.unsafe, think: stormThink, log: d.log,
 	}
 	for n, listener := range listeners {
 		i, err := openInstance(ctx, cfg, d.redisNotices(who(n+1, len(listeners))))

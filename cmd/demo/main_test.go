@@ -30,6 +30,7 @@ type shop struct {
 	pool      *pgxpool.Pool // the test's own
 	instances []*instance
 	http      *http.Client
+	gateway   *servedGateway
 	log       *bytes.Buffer // read it after the instances were closed
 }
 
@@ -51,8 +52,12 @@ func openShop(t *testing.T, o shopOptions) *shop {
 	t.Helper()
 	s := &shop{pool: pgtest.Pool(t), http: &http.Client{Transport: &http.Transport{}}, log: &bytes.Buffer{}}
 	require.NoError(t, createSchema(t.Context(), s.pool))
+	gateway, stop, err := openGateway(t.Context(), slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	t.Cleanup(stop)
+	s.gateway = gateway
 	cfg := instanceConfig{
-		database: s.pool.Config().ConnString(), conns: 8, redis: o.redis, unsafe: o.unsafe, think: o.think,
+		database: s.pool.Config().ConnString(), conns: 8, redis: o.redis, gateway: gateway.base, unsafe: o.unsafe, think: o.think,
 		log: slog.New(slog.NewTextHandler(s.log, nil)),
 	}
 	t.Cleanup(func() {

@@ -82,6 +82,13 @@ func problemOf(err error) *problem {
 		return refusalProblem(failed.Code, failed.Message)
 	case errors.As(err, &refused):
 		return refusalProblem(refused.code, refused.message)
+	case errors.Is(err, idempotency.ErrManual):
+		return newProblem(http.StatusConflict, "needs-a-person", "Nobody knows what became of this.",
+			"Somebody has to find out. Nothing is done again before.")
+	case errors.Is(err, errGateway):
+		p := newProblem(http.StatusBadGateway, "gateway", "The payment gateway does not work at the moment.", "Retry with the same key.")
+		p.retryAfter = time.Second
+		return p
 	case unavailable(err):
 		p := newProblem(http.StatusServiceUnavailable, "unavailable", "The service cannot work at the moment.",
 			"Retry with the same key.")
@@ -101,7 +108,23 @@ func refusalProblem(code, message string) *problem {
 	case codeOutOfStock, codeUnknownSKU, codeCouponUsed, codeUnknownCoupon:
 		return newProblem(http.StatusBadRequest, strings.ReplaceAll(code, "_", "-"), "The order was refused.", message)
 	}
+	switch code {
+	case codeCardRefused, codeNotCharged:
+		return newProblem(http.StatusPaymentRequired, strings.ReplaceAll(code, "_", "-"), "The order was not paid.", sentence(message))
+	case codeUnknownOrder:
+		return notFound("There is no such order.")
+	case codeNotPayable:
+		return newProblem(http.StatusConflict, "not-payable", "The order cannot be paid.", sentence(message))
+	}
 	return internalProblem()
+}
+
+// sentence makes one of an error's text.
+func sentence(text string) string {
+	if text == "" {
+		return ""
+	}
+	return strings.ToUpper(text[:1]) + text[1:] + "."
 }
 
 // unavailable reports whether the database is away, so that trying later makes sense.
@@ -110,7 +133,7 @@ func unavailable(err error) bool {
 	var server *pgconn.PgError
 	switch {
 	case errors.As(err, &connect), errors.Is(err, context.DeadlineExceeded),
-		errors.Is(err, idempotency.ErrReadOnly), errors.Is(err, idempotency.ErrRestart):
+		errors.Is(err, idempotency.ErrReadOnly), errors.Is(err, idempotency.ErrRestart), errors.Is(err, idempotency.ErrLeaseLost):
 		return true
 	case errors.As(err, &server):
 		for _, prefix := range []string{

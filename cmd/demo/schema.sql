@@ -18,6 +18,7 @@ CREATE TABLE demo.orders (
     quantity        integer NOT NULL,
     coupon          text,
     status          text NOT NULL DEFAULT 'created',
+    charge          text, -- what the payment gateway calls its payment
     created_at      timestamptz NOT NULL DEFAULT statement_timestamp(),
     CONSTRAINT orders_status_check CHECK (status IN ('created', 'paid', 'shipped', 'delivered', 'refunded')),
     CONSTRAINT orders_quantity_check CHECK (quantity > 0)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -27,8 +28,9 @@ const maxBody = 1 << 20
 
 // service is the shop.
 type service struct {
-	pool   *pgxpool.Pool
-	runner *txn.Runner
+	pool     *pgxpool.Pool
+	runner   *txn.Runner
+	payments *payments
 	// unsafe takes orders in a plain transaction, as if the header were not there.
 	unsafe bool
 	// think is how long the shop takes over the order with this key.
@@ -50,15 +52,16 @@ func newPool(ctx context.Context, url string, conns int32, statements *atomic.In
 
 // newService makes a service. With fronts its strategy is HYBRID, without any STRICT.
 func newService(
-	pool *pgxpool.Pool, fronts []idempotency.Front, unsafe bool, think func(string) time.Duration, log *slog.Logger,
+	pool *pgxpool.Pool, fronts []idempotency.Front, gateway *url.URL, unsafe bool, think func(string) time.Duration, log *slog.Logger,
 ) (*service, error) {
+	paying := &payments{gateway: &gatewayClient{base: gateway}, pool: pool}
 	runner, err := txn.New(pool, &txn.Config{
-		Operations: []idempotency.Operation{createOrder}, Fronts: fronts, OnEvent: noteAnswered,
+		Operations: []idempotency.Operation{createOrder, paying.operation()}, Fronts: fronts, OnEvent: noteAnswered,
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &service{pool: pool, runner: runner, unsafe: unsafe, think: think, log: log}, nil
+	return &service{pool: pool, runner: runner, payments: paying, unsafe: unsafe, think: think, log: log}, nil
 }
 
 func (s *service) handler() http.Handler {
@@ -66,9 +69,10 @@ func (s *service) handler() http.Handler {
 	mux.HandleFunc("POST /orders", s.postOrder)
 	mux.HandleFunc("GET /orders/{id}", s.getOrder)
 	mux.HandleFunc("PUT /orders/{id}/status", s.putStatus)
+	mux.HandleFunc("POST /orders/{id}/pay", s.postPayment)
 	mux.HandleFunc("GET /stock/{sku}", s.getStock)
 	for pattern, allow := range map[string]string{
-		"/orders": "POST", "/orders/{id}": "GET, HEAD", "/orders/{id}/status": "PUT", "/stock/{sku}": "GET, HEAD",
+		"/orders": "POST", "/orders/{id}": "GET, HEAD", "/orders/{id}/status": "PUT", "/orders/{id}/pay": "POST", "/stock/{sku}": "GET, HEAD",
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Allow", allow)
@@ -76,7 +80,7 @@ func (s *service) handler() http.Handler {
 		})
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		notFound("Try POST /orders, GET /orders/{id}, PUT /orders/{id}/status or GET /stock/{sku}.").write(w)
+		notFound("Try POST /orders, GET /orders/{id}, PUT /orders/{id}/status, POST /orders/{id}/pay or GET /stock/{sku}.").write(w)
 	})
 	return mux
 }
@@ -105,13 +109,11 @@ func (s *service) postOrder(w http.ResponseWriter, r *http.Request) {
 
 // readOrder makes of an HTTP request what the shop and the library want to know.
 func readOrder(w http.ResponseWriter, r *http.Request) (req idempotency.Request, in orderRequest, err error) {
-	if req.Key, err = parseKey(r.Header); err != nil {
+	if req.Key, err = parseKey(createOrder, r.Header); err != nil {
 		return req, in, err
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	if tooLarge := (*http.MaxBytesError)(nil); err != nil && !errors.As(err, &tooLarge) {
-		return req, in, invalid("body", "must arrive whole")
-	} else if err != nil {
+	body, err := readBody(w, r)
+	if err != nil {
 		return req, in, err
 	}
 	if in, err = parseOrder(body); err != nil {
@@ -121,6 +123,14 @@ func readOrder(w http.ResponseWriter, r *http.Request) (req idempotency.Request,
 	req.Fingerprint = idempotency.FingerprintBytes([]byte(r.Method+" "+r.URL.Path), body)
 	req.Client = in.Customer
 	return req, in, nil
+}
+
+func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if tooLarge := (*http.MaxBytesError)(nil); err != nil && !errors.As(err, &tooLarge) {
+		err = invalid("body", "must arrive whole")
+	}
+	return body, err
 }
 
 // place is the whole of what the library asks of a service. ctx is the request's: when the client hangs up, the
