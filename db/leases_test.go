@@ -18,7 +18,7 @@ func TestLeases_TheWholeLifeInSQL(t *testing.T) {
 		return column[string](t, conn, sql, args...)[0]
 	}
 	const ask = `SELECT a.verdict || ' ' || a.state || ' ' || a.attempt FROM idempotency.acquire('acme', 'payment.capture', 'k',
-		idempotency.fingerprint($1), attempt_token => $2, takeover => $3) AS a`
+		idempotency.fingerprint_of($1), attempt_token => $2, takeover => $3) AS a`
 	token, other := make([]byte, 16), append(make([]byte, 15), 1)
 	require.Equal(t, "RUN PROCESSING 1", one(ask, []byte("10 EUR"), token, "RERUN"))
 	require.Equal(t, "RUN PROCESSING 1", one(ask, []byte("10 EUR"), token, "RERUN"), "the same attempt asks again")
@@ -48,6 +48,22 @@ func TestLeases_TheWholeLifeInSQL(t *testing.T) {
 	require.Equal(t, []string{"ACQUIRED", "FAILED", "ACQUIRED", "TAKEOVER"},
 		column[string](t, conn, `SELECT event FROM idempotency.attempts ORDER BY id`))
 	require.Equal(t, []string{"charge"}, column[string](t, conn, `SELECT name FROM idempotency.steps`))
+}
+
+// A program calls somebody because the commit was acknowledged.
+func TestLeases_CommitsWaitForTheDisk(t *testing.T) {
+	t.Parallel()
+	conn := connect(t, pgtest.URL(t))
+	_, err := conn.Exec(t.Context(), `SET synchronous_commit = off; BEGIN`)
+	require.NoError(t, err)
+	_, err = conn.Exec(t.Context(), `SELECT idempotency.acquire('acme', 'payment.capture', 'k', idempotency.fingerprint_of('x'))`)
+	require.NoError(t, err)
+	require.Equal(t, []string{"on"}, column[string](t, conn, `SHOW synchronous_commit`))
+	_, err = conn.Exec(t.Context(), `COMMIT; SET synchronous_commit = remote_apply; BEGIN`)
+	require.NoError(t, err)
+	_, err = conn.Exec(t.Context(), `SELECT idempotency.complete('acme', 'payment.capture', 'k', fence, attempt_token, '1') FROM idempotency.records`)
+	require.NoError(t, err)
+	require.Equal(t, []string{"remote_apply"}, column[string](t, conn, `SHOW synchronous_commit`))
 }
 
 func requireSQLState(t *testing.T, code string, err error) {

@@ -138,6 +138,7 @@ BEGIN
     END;
 
     IF verdict IN ('RUN', 'RESOLVE') THEN
+        PERFORM idempotency.durable();
         -- A failover may have set the sequence back behind the old fence.
         next := GREATEST(pg_catalog.nextval('idempotency.fence'), COALESCE(r.fence, 0) + 1);
         IF begins THEN
@@ -273,6 +274,7 @@ CREATE FUNCTION idempotency.complete(tenant text, operation text, key text, fenc
 DECLARE
     at timestamptz;
 BEGIN
+    PERFORM idempotency.durable();
     UPDATE idempotency.records AS r
     SET state = 'SUCCESS', completed_at = pg_catalog.statement_timestamp(), lease_expires_at = NULL,
         expires_at = pg_catalog.statement_timestamp() + complete.retention,
@@ -322,12 +324,25 @@ $$;
 
 COMMENT ON FUNCTION idempotency.current_epoch() IS 'The history this database is in: system identifier, timeline, start of the server and number of idempotency.epoch. NULL on a standby. Where the server does not tell identifier and timeline it is row-<number>: there a failover too needs begin_epoch().';
 
+CREATE FUNCTION idempotency.durable() RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    IF pg_catalog.current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
+        PERFORM pg_catalog.set_config('synchronous_commit', 'on', true);
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION idempotency.durable() IS 'Makes the transaction wait for the disk when it commits, if the session''s synchronous_commit would not.';
+
 CREATE FUNCTION idempotency.fail(tenant text, operation text, key text, fence bigint, attempt_token bytea, error_code text, error_message text, retryable boolean DEFAULT false, result bytea DEFAULT NULL::bytea, result_type text DEFAULT NULL::text, retention interval DEFAULT '72:00:00'::interval, result_retention interval DEFAULT NULL::interval) RETURNS timestamp with time zone
     LANGUAGE plpgsql
     AS $$
 DECLARE
     at timestamptz;
 BEGIN
+    PERFORM idempotency.durable();
     UPDATE idempotency.records AS r
     SET state = 'FAILED', completed_at = pg_catalog.statement_timestamp(), lease_expires_at = NULL, retryable = fail.retryable,
         expires_at = pg_catalog.statement_timestamp() + fail.retention,
@@ -539,13 +554,13 @@ $$;
 
 COMMENT ON FUNCTION idempotency.find(key text) IS 'Every record with this key value, whoever''s it is and whatever it is for, as in the view idempotency.audit.';
 
-CREATE FUNCTION idempotency.fingerprint(payload bytea) RETURNS bytea
+CREATE FUNCTION idempotency.fingerprint_of(payload bytea) RETURNS bytea
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$
 SELECT '\x01'::bytea || pg_catalog.sha256('\x01'::bytea || pg_catalog.int8send(pg_catalog.octet_length(payload)::bigint) || payload)
 $$;
 
-COMMENT ON FUNCTION idempotency.fingerprint(payload bytea) IS 'Fingerprint of a request''s payload, the same as FingerprintBytes in the library.';
+COMMENT ON FUNCTION idempotency.fingerprint_of(payload bytea) IS 'Fingerprint of a request''s payload, the same as FingerprintBytes in the library.';
 
 CREATE FUNCTION idempotency.lock_id(tenant text, operation text, key text) RETURNS bigint
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -577,6 +592,7 @@ CREATE FUNCTION idempotency.record_step(tenant text, operation text, key text, f
 DECLARE
     life bigint;
 BEGIN
+    PERFORM idempotency.durable();
     -- Shared with other steps, and against a takeover: an attempt that has lost its key must not add one behind it.
     SELECT r.generation INTO life FROM idempotency.records AS r
     WHERE r.tenant = record_step.tenant AND r.operation = record_step.operation AND r.key = record_step.key

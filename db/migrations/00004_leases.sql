@@ -48,12 +48,24 @@ CREATE TYPE idempotency.acquisition AS (
     timed_out         boolean
 );
 
--- The library's fingerprint of a payload's bytes.
+-- The library's fingerprint of a payload's bytes. Not named as its domain is: with a plain literal that would be a cast.
 -- +goose StatementBegin
-CREATE FUNCTION idempotency.fingerprint(payload bytea) RETURNS bytea
+CREATE FUNCTION idempotency.fingerprint_of(payload bytea) RETURNS bytea
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$
 SELECT '\x01'::bytea || pg_catalog.sha256('\x01'::bytea || pg_catalog.int8send(pg_catalog.octet_length(payload)::bigint) || payload)
+$$;
+
+-- A commit that is acknowledged must be on disk, whatever the server has set: somebody is called because of it. Only ever made
+-- stricter.
+CREATE FUNCTION idempotency.durable() RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    IF pg_catalog.current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
+        PERFORM pg_catalog.set_config('synchronous_commit', 'on', true);
+    END IF;
+END
 $$;
 
 CREATE FUNCTION idempotency.acquire(
@@ -124,6 +136,7 @@ BEGIN
     END;
 
     IF verdict IN ('RUN', 'RESOLVE') THEN
+        PERFORM idempotency.durable();
         -- A failover may have set the sequence back behind the old fence.
         next := GREATEST(pg_catalog.nextval('idempotency.fence'), COALESCE(r.fence, 0) + 1);
         IF begins THEN
@@ -209,6 +222,7 @@ CREATE FUNCTION idempotency.complete(
 DECLARE
     at timestamptz;
 BEGIN
+    PERFORM idempotency.durable();
     UPDATE idempotency.records AS r
     SET state = 'SUCCESS', completed_at = pg_catalog.statement_timestamp(), lease_expires_at = NULL,
         expires_at = pg_catalog.statement_timestamp() + complete.retention,
@@ -240,6 +254,7 @@ CREATE FUNCTION idempotency.fail(
 DECLARE
     at timestamptz;
 BEGIN
+    PERFORM idempotency.durable();
     UPDATE idempotency.records AS r
     SET state = 'FAILED', completed_at = pg_catalog.statement_timestamp(), lease_expires_at = NULL, retryable = fail.retryable,
         expires_at = pg_catalog.statement_timestamp() + fail.retention,
@@ -277,6 +292,7 @@ CREATE FUNCTION idempotency.record_step(
 DECLARE
     life bigint;
 BEGIN
+    PERFORM idempotency.durable();
     -- Shared with other steps, and against a takeover: an attempt that has lost its key must not add one behind it.
     SELECT r.generation INTO life FROM idempotency.records AS r
     WHERE r.tenant = record_step.tenant AND r.operation = record_step.operation AND r.key = record_step.key
@@ -352,7 +368,7 @@ COMMENT ON CONSTRAINT steps_pkey ON idempotency.steps IS 'A step is recorded onc
 
 COMMENT ON TYPE idempotency.acquisition IS
     'What idempotency.acquire answers: the verdict, and the record as it is now. RUN: the key is yours, with this fence and attempt token. REPLAY: result or error are the answer. GONE: done, its result was dropped. MISMATCH: the key was used with another payload. IN_PROGRESS: ask again later. RESOLVE: the key is yours, but find out first what the attempt before you did. MANUAL: its owner died, and a person must find out.';
-COMMENT ON FUNCTION idempotency.fingerprint(bytea) IS
+COMMENT ON FUNCTION idempotency.fingerprint_of(bytea) IS
     'Fingerprint of a request''s payload, the same as FingerprintBytes in the library.';
 COMMENT ON FUNCTION idempotency.acquire(text, text, text, bytea, bytea, interval, text, text, text, text, bytea[], boolean) IS
     'Asks for a key in the leased mode. Commit it before you call anybody; or do all of it in one transaction, and nothing is seen of it before COMMIT. Never waits. Give an attempt_token of your own (16 random bytes) to be able to ask again after a lost answer.';
@@ -366,6 +382,8 @@ COMMENT ON FUNCTION idempotency.record_step(text, text, text, bigint, bytea, tex
     'Records what a step came to. ZP003: the key is not yours any more.';
 COMMENT ON FUNCTION idempotency.rescue(text, text, text, bigint, text, text, interval) IS
     'Makes a stale record with the rule RERUN or RESUME a retryable failure, for the compensator.';
+COMMENT ON FUNCTION idempotency.durable() IS
+    'Makes the transaction wait for the disk when it commits, if the session''s synchronous_commit would not.';
 COMMENT ON FUNCTION idempotency.lost(text, text, text, bigint) IS 'Raises ZP003.';
 
 -- +goose Down
@@ -377,7 +395,8 @@ DROP FUNCTION idempotency.complete(text, text, text, bigint, bytea, bytea, text,
 DROP FUNCTION idempotency.renew(text, text, text, bigint, bytea, interval);
 DROP FUNCTION idempotency.lost(text, text, text, bigint);
 DROP FUNCTION idempotency.acquire(text, text, text, bytea, bytea, interval, text, text, text, text, bytea[], boolean);
-DROP FUNCTION idempotency.fingerprint(bytea);
+DROP FUNCTION idempotency.durable();
+DROP FUNCTION idempotency.fingerprint_of(bytea);
 DROP TYPE idempotency.acquisition;
 DROP TABLE idempotency.steps;
 
