@@ -7,7 +7,178 @@ package dbsqlc
 
 import (
 	"context"
+	"time"
 )
+
+const AttemptInsertRescued = `-- name: AttemptInsertRescued :exec
+INSERT INTO idempotency.attempts (
+    tenant, operation, key, event, outcome, generation, fence, attempt, attempt_token, executor, trace_id,
+    started_at, ended_at, error_code, error_message, actor, reason)
+SELECT r.tenant, r.operation, r.key, 'RESCUED', r.state, r.generation, r.fence, r.attempt, r.attempt_token, r.executor,
+       r.trace_id, r.acquired_at, r.completed_at, r.error_code, r.error_message, $1::text, $2::text
+FROM idempotency.records AS r
+WHERE r.tenant = $3 AND r.operation = $4 AND r.key = $5 AND r.attempt_token = $6
+`
+
+type AttemptInsertRescuedParams struct {
+	Actor        string
+	Reason       string
+	Tenant       string
+	Operation    string
+	Key          string
+	AttemptToken []byte
+}
+
+// The audit row of an outcome that a Resolver found, in the transaction that records it.
+func (q *Queries) AttemptInsertRescued(ctx context.Context, arg AttemptInsertRescuedParams) error {
+	_, err := q.db.Exec(ctx, AttemptInsertRescued,
+		arg.Actor,
+		arg.Reason,
+		arg.Tenant,
+		arg.Operation,
+		arg.Key,
+		arg.AttemptToken,
+	)
+	return err
+}
+
+const ExpiredDelete = `-- name: ExpiredDelete :one
+WITH gone AS (
+    DELETE FROM idempotency.records AS r
+    USING (SELECT pg_catalog.unnest($1::text[]) AS tenant, pg_catalog.unnest($2::text[]) AS operation,
+             pg_catalog.unnest($3::text[]) AS key, pg_catalog.unnest($4::bigint[]) AS fence) AS c
+    WHERE r.tenant = c.tenant AND r.operation = c.operation AND r.key = c.key AND r.fence = c.fence
+      AND r.expires_at <= pg_catalog.statement_timestamp() AND r.state <> 'PROCESSING'
+    RETURNING r.tenant, r.operation, r.key
+), steps_gone AS (
+    DELETE FROM idempotency.steps AS s USING gone
+    WHERE s.tenant = gone.tenant AND s.operation = gone.operation AND s.key = gone.key
+), attempts_gone AS (
+    DELETE FROM idempotency.attempts AS a USING gone
+    WHERE a.tenant = gone.tenant AND a.operation = gone.operation AND a.key = gone.key
+)
+SELECT count(*) FROM gone
+`
+
+type ExpiredDeleteParams struct {
+	Tenants    []string
+	Operations []string
+	Keys       []string
+	Fences     []int64
+}
+
+// Records, and what belongs to them.
+func (q *Queries) ExpiredDelete(ctx context.Context, arg ExpiredDeleteParams) (int64, error) {
+	row := q.db.QueryRow(ctx, ExpiredDelete,
+		arg.Tenants,
+		arg.Operations,
+		arg.Keys,
+		arg.Fences,
+	)
+	var count int64
+	err := row.Scan(&count)
+	return count, err
+}
+
+const ExpiredList = `-- name: ExpiredList :many
+SELECT tenant, operation, key, fence
+FROM idempotency.records
+WHERE expires_at <= pg_catalog.statement_timestamp() AND state <> 'PROCESSING'
+ORDER BY expires_at
+LIMIT $1
+`
+
+type ExpiredListRow struct {
+	Tenant    string
+	Operation string
+	Key       string
+	Fence     int64
+}
+
+func (q *Queries) ExpiredList(ctx context.Context, batch int32) ([]ExpiredListRow, error) {
+	rows, err := q.db.Query(ctx, ExpiredList, batch)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []ExpiredListRow
+	for rows.Next() {
+		var i ExpiredListRow
+		if err := rows.Scan(
+			&i.Tenant,
+			&i.Operation,
+			&i.Key,
+			&i.Fence,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const ExpiredResultsList = `-- name: ExpiredResultsList :many
+SELECT tenant, operation, key, fence
+FROM idempotency.records
+WHERE result_expires_at <= pg_catalog.statement_timestamp() AND result_expires_at IS NOT NULL AND result IS NOT NULL
+ORDER BY result_expires_at
+LIMIT $1
+`
+
+type ExpiredResultsListRow struct {
+	Tenant    string
+	Operation string
+	Key       string
+	Fence     int64
+}
+
+func (q *Queries) ExpiredResultsList(ctx context.Context, batch int32) ([]ExpiredResultsListRow, error) {
+	rows, err := q.db.Query(ctx, ExpiredResultsList, batch)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []ExpiredResultsListRow
+	for rows.Next() {
+		var i ExpiredResultsListRow
+		if err := rows.Scan(
+			&i.Tenant,
+			&i.Operation,
+			&i.Key,
+			&i.Fence,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const MaintenanceCount = `-- name: MaintenanceCount :one
+SELECT (SELECT count(*) FROM idempotency.records WHERE result_expires_at <= pg_catalog.statement_timestamp()
+            AND result_expires_at IS NOT NULL AND result IS NOT NULL) AS results,
+       (SELECT count(*) FROM idempotency.records WHERE expires_at <= pg_catalog.statement_timestamp()
+            AND state <> 'PROCESSING') AS records
+`
+
+type MaintenanceCountRow struct {
+	Results int64
+	Records int64
+}
+
+// What a pass would find, for a dry run.
+func (q *Queries) MaintenanceCount(ctx context.Context) (MaintenanceCountRow, error) {
+	row := q.db.QueryRow(ctx, MaintenanceCount)
+	var i MaintenanceCountRow
+	err := row.Scan(&i.Results, &i.Records)
+	return i, err
+}
 
 const ProveReplicated = `-- name: ProveReplicated :one
 SELECT CASE WHEN pg_catalog.current_setting('synchronous_standby_names') <> ''
@@ -31,6 +202,35 @@ func (q *Queries) ProveReplicated(ctx context.Context) (ProveReplicatedRow, erro
 	return i, err
 }
 
+const ResultsDrop = `-- name: ResultsDrop :execrows
+UPDATE idempotency.records AS r SET result = NULL
+FROM (SELECT pg_catalog.unnest($1::text[]) AS tenant, pg_catalog.unnest($2::text[]) AS operation,
+             pg_catalog.unnest($3::text[]) AS key, pg_catalog.unnest($4::bigint[]) AS fence) AS c
+WHERE r.tenant = c.tenant AND r.operation = c.operation AND r.key = c.key AND r.fence = c.fence
+  AND r.result_expires_at <= pg_catalog.statement_timestamp()
+`
+
+type ResultsDropParams struct {
+	Tenants    []string
+	Operations []string
+	Keys       []string
+	Fences     []int64
+}
+
+// The predicate is asked again, and the fence: between the list and this a key may have begun a new life.
+func (q *Queries) ResultsDrop(ctx context.Context, arg ResultsDropParams) (int64, error) {
+	result, err := q.db.Exec(ctx, ResultsDrop,
+		arg.Tenants,
+		arg.Operations,
+		arg.Keys,
+		arg.Fences,
+	)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
 const SchemaState = `-- name: SchemaState :one
 SELECT idempotency.schema_version() AS version, pg_catalog.pg_is_in_recovery()::boolean AS in_recovery
 `
@@ -46,4 +246,98 @@ func (q *Queries) SchemaState(ctx context.Context) (SchemaStateRow, error) {
 	var i SchemaStateRow
 	err := row.Scan(&i.Version, &i.InRecovery)
 	return i, err
+}
+
+const StaleList = `-- name: StaleList :many
+SELECT tenant, operation, key, fence, takeover, lease_expires_at
+FROM idempotency.records
+WHERE state = 'PROCESSING'
+  AND lease_expires_at <= $1::timestamptz
+  AND (lease_expires_at, key, tenant, operation) >
+      ($2::timestamptz, $3::text, $4::text, $5::text)
+ORDER BY lease_expires_at, key, tenant, operation
+LIMIT $6
+`
+
+type StaleListParams struct {
+	Until               time.Time
+	AfterLeaseExpiresAt time.Time
+	AfterKey            string
+	AfterTenant         string
+	AfterOperation      string
+	Batch               int32
+}
+
+type StaleListRow struct {
+	Tenant         string
+	Operation      string
+	Key            string
+	Fence          int64
+	Takeover       *string
+	LeaseExpiresAt *time.Time
+}
+
+// A page of stale records, the longest dead first. Keyset paging: rows that nobody may touch must not be met again and again.
+func (q *Queries) StaleList(ctx context.Context, arg StaleListParams) ([]StaleListRow, error) {
+	rows, err := q.db.Query(ctx, StaleList,
+		arg.Until,
+		arg.AfterLeaseExpiresAt,
+		arg.AfterKey,
+		arg.AfterTenant,
+		arg.AfterOperation,
+		arg.Batch,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []StaleListRow
+	for rows.Next() {
+		var i StaleListRow
+		if err := rows.Scan(
+			&i.Tenant,
+			&i.Operation,
+			&i.Key,
+			&i.Fence,
+			&i.Takeover,
+			&i.LeaseExpiresAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const StaleRescue = `-- name: StaleRescue :one
+SELECT idempotency.rescue($1::text, $2::text, $3::text, $4::bigint, $5::text, $6::text,
+    $7::bigint * interval '1 microsecond')::boolean AS rescued
+`
+
+type StaleRescueParams struct {
+	Tenant      string
+	Operation   string
+	Key         string
+	Fence       int64
+	Actor       string
+	Reason      string
+	RetentionUs *int64
+}
+
+func (q *Queries) StaleRescue(ctx context.Context, arg StaleRescueParams) (bool, error) {
+	row := q.db.QueryRow(ctx, StaleRescue,
+		arg.Tenant,
+		arg.Operation,
+		arg.Key,
+		arg.Fence,
+		arg.Actor,
+		arg.Reason,
+		arg.RetentionUs,
+	)
+	var rescued bool
+	err := row.Scan(&rescued)
+	return rescued, err
 }

@@ -1,0 +1,326 @@
+package compensator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgonce/pgonce/compensator"
+	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/internal/pgtest"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// shop is a database with records in it, and a gateway that knows what became of payments.
+type shop struct {
+	pool    *pgxpool.Pool
+	store   *idempotency.Store
+	gateway *gateway
+	ops     []idempotency.Operation
+}
+
+// gateway says what it is told to say, by key.
+type gateway struct {
+	mu    sync.Mutex
+	says  map[string]idempotency.Resolution
+	err   error
+	slow  time.Duration
+	asked atomic.Int64
+}
+
+func (g *gateway) Ask(ctx context.Context, r idempotency.Record, _ []idempotency.Step) (idempotency.Resolution, error) {
+	g.asked.Add(1)
+	select {
+	case <-time.After(g.slow):
+	case <-ctx.Done():
+		return idempotency.Resolution{}, ctx.Err()
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.says[r.Key.Value()], g.err
+}
+
+func (*gateway) Commit(ctx context.Context, tx pgx.Tx, r idempotency.Record, _ idempotency.Resolution) error {
+	_, err := tx.Exec(ctx, `INSERT INTO paid (key) VALUES ($1)`, r.Key.Value())
+	return err
+}
+
+func newShop(t *testing.T) *shop {
+	t.Helper()
+	s := &shop{
+		pool: pgtest.Pool(t), store: idempotency.NewStore(pgx.QueryExecModeCacheStatement),
+		gateway: &gateway{says: map[string]idempotency.Resolution{}},
+	}
+	s.ops = []idempotency.Operation{
+		{Name: "rerun", Takeover: idempotency.TakeoverRerun},
+		{Name: "manual", Takeover: idempotency.TakeoverManual},
+		{Name: "resolve", Resolver: s.gateway},
+	}
+	s.exec(t, `CREATE TABLE paid (key text NOT NULL)`)
+	return s
+}
+
+func (s *shop) exec(t *testing.T, sql string, args ...any) {
+	t.Helper()
+	_, err := s.pool.Exec(t.Context(), sql, args...)
+	require.NoError(t, err)
+}
+
+func (s *shop) open(t *testing.T, change ...func(*compensator.Config)) *compensator.Compensator {
+	t.Helper()
+	cfg := &compensator.Config{Operations: s.ops}
+	for _, f := range change {
+		f(cfg)
+	}
+	c, err := compensator.New(s.pool, cfg)
+	require.NoError(t, err)
+	return c
+}
+
+// abandon leaves what an owner leaves that was killed.
+func (s *shop) abandon(t *testing.T, operation, value string, rule idempotency.Takeover) idempotency.Record {
+	t.Helper()
+	key, err := idempotency.NewKey("acme", operation, value)
+	require.NoError(t, err)
+	a, err := s.store.AcquireLease(t.Context(), s.pool, &idempotency.LeaseRequest{
+		Request:      idempotency.Request{Key: key, Fingerprint: idempotency.FingerprintBytes([]byte(value))},
+		AttemptToken: idempotency.NewAttemptToken(), Lease: 30 * time.Second, Takeover: rule,
+	})
+	require.NoError(t, err)
+	s.exec(t, `UPDATE idempotency.records SET lease_expires_at = statement_timestamp() - interval '1 s' WHERE key = $1`, value)
+	return a.Record
+}
+
+func (s *shop) count(t *testing.T, sql string, args ...any) (n int) {
+	t.Helper()
+	require.NoError(t, s.pool.QueryRow(t.Context(), sql, args...).Scan(&n))
+	return n
+}
+
+func (s *shop) state(t *testing.T, value string) (state string) {
+	t.Helper()
+	require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT stored_state || CASE WHEN retryable THEN ' retryable' ELSE '' END FROM idempotency.audit WHERE key = $1`, value).Scan(&state))
+	return state
+}
+
+// A pass finishes every dead record as its own rule says, and leaves live ones alone.
+func TestRunOnce_FinishesWhatIsStale(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	s.abandon(t, "rerun", "again", idempotency.TakeoverRerun)
+	s.abandon(t, "manual", "person", idempotency.TakeoverManual)
+	for _, value := range []string{"done", "refused", "nobody knows"} {
+		s.abandon(t, "resolve", value, idempotency.TakeoverResolve)
+	}
+	s.abandon(t, "of another service", "foreign", idempotency.TakeoverRerun)
+	live := s.abandon(t, "rerun", "live", idempotency.TakeoverRerun)
+	_, err := s.store.Renew(t.Context(), s.pool, live.Owner(), time.Hour)
+	require.NoError(t, err)
+	s.gateway.says["done"] = idempotency.Resolution{Outcome: idempotency.OutcomeSucceeded, ResultType: "json/1", Result: []byte(`"ch_1"`)}
+	s.gateway.says["refused"] = idempotency.Resolution{Outcome: idempotency.OutcomeFailed, Code: "refused", Message: "no money"}
+
+	dry, err := s.open(t, func(c *compensator.Config) { c.DryRun = true }).RunOnce(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 6, dry.Stale)
+	require.Equal(t, 7, s.count(t, `SELECT count(*) FROM idempotency.records WHERE state = 'PROCESSING'`), "a dry run changes nothing")
+	require.Zero(t, s.gateway.asked.Load())
+
+	c := s.open(t)
+	report, err := c.RunOnce(t.Context())
+	require.NoError(t, err)
+	report.Duration, report.Epoch = 0, ""
+	require.Equal(t, compensator.Report{Stale: 6, Rescued: 1, Resolved: 2, Unresolved: 1, Manual: 1, Undeclared: 1}, report)
+	for value, state := range map[string]string{
+		"again": "FAILED retryable", "person": "PROCESSING", "done": "SUCCESS", "refused": "FAILED", "nobody knows": "PROCESSING",
+		"foreign": "PROCESSING", "live": "PROCESSING",
+	} {
+		require.Equal(t, state, s.state(t, value), value)
+	}
+	require.Equal(t, 2, s.count(t, `SELECT count(*) FROM paid`))
+	require.Equal(t, 3, s.count(t, `SELECT count(*) FROM idempotency.attempts WHERE event = 'RESCUED' AND actor = 'compensator' AND reason IS NOT NULL`))
+
+	again, err := c.RunOnce(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 2, again.Stale, "only what nobody may touch; a key that was asked about rests for its lease")
+	require.EqualValues(t, 3, s.gateway.asked.Load())
+}
+
+// S09, W01: what a rescuer has listed may have completed, or been acquired anew, before it writes.
+func TestCase_W01_WhatChangedMeanwhileIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	r := s.abandon(t, "rerun", "k", idempotency.TakeoverRerun)
+	page, err := s.store.ListStale(t.Context(), s.pool, time.Now().Add(time.Hour), nil, 10)
+	require.NoError(t, err)
+	require.Len(t, page, 1)
+	_, err = s.store.Renew(t.Context(), s.pool, r.Owner(), time.Hour) // its owner was only slow
+	require.NoError(t, err)
+	done, err := s.store.Rescue(t.Context(), s.pool, page[0], "test", "test", time.Hour)
+	require.NoError(t, err)
+	require.False(t, done)
+
+	s.exec(t, `SELECT idempotency.complete(tenant, operation, key, fence, attempt_token, '1') FROM idempotency.records`)
+	done, err = s.store.Rescue(t.Context(), s.pool, page[0], "test", "test", time.Hour)
+	require.NoError(t, err)
+	require.False(t, done)
+	require.Equal(t, "SUCCESS", s.state(t, "k"))
+}
+
+// Many unfit rows stand before the others, and hold up nothing.
+func TestRunOnce_NeverStarves(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	s.exec(t, `SELECT idempotency.acquire('acme', 'manual', 'm-' || i, idempotency.fingerprint_of('x'), takeover => 'MANUAL') FROM generate_series(1, 1200) AS i`)
+	s.exec(t, `SELECT idempotency.acquire('acme', 'rerun', 'r-' || i, idempotency.fingerprint_of('x'), takeover => 'RERUN') FROM generate_series(1, 300) AS i`)
+	s.exec(t, `UPDATE idempotency.records SET lease_expires_at = statement_timestamp() - CASE operation WHEN 'manual' THEN interval '1 h' ELSE interval '1 min' END`)
+	report, err := s.open(t).RunOnce(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1200, report.Manual)
+	require.Equal(t, 300, report.Rescued)
+}
+
+func TestRunOnce_ReplicasHandleEachRecordOnce(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	const records = 60
+	for i := range records {
+		value := fmt.Sprint("k", i)
+		s.abandon(t, "resolve", value, idempotency.TakeoverResolve)
+		s.gateway.says[value] = idempotency.Resolution{Outcome: idempotency.OutcomeSucceeded, ResultType: "json/1", Result: []byte(`1`)}
+	}
+	s.gateway.slow = 5 * time.Millisecond
+	var group sync.WaitGroup
+	var resolved atomic.Int64
+	for range 3 {
+		c := s.open(t)
+		group.Go(func() {
+			report, err := c.RunOnce(t.Context())
+			if err != nil {
+				t.Error(err)
+			}
+			resolved.Add(int64(report.Resolved))
+		})
+	}
+	group.Wait()
+	require.EqualValues(t, records, resolved.Load())
+	require.EqualValues(t, records, s.gateway.asked.Load())
+	require.Equal(t, records, s.count(t, `SELECT count(*) FROM paid`))
+}
+
+// S14: results first, then records, by PostgreSQL's clock; and never what is running or kept for ever.
+func TestCase_S14_Purge(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	s.exec(t, `INSERT INTO idempotency.records (tenant, operation, key, state, fence, generation, attempt, created_at, acquired_at, completed_at,
+			result_expires_at, expires_at, executor, fingerprint, attempt_token, result_type, result)
+		SELECT 'acme', 'order.create', 'k-' || i, 'SUCCESS', i, i, 1, now(), now(), now(),
+			CASE WHEN i % 2 = 0 THEN statement_timestamp() - interval '1 s' END,
+			CASE i % 4 WHEN 0 THEN NULL WHEN 1 THEN statement_timestamp() - interval '1 s' ELSE statement_timestamp() + interval '1 h' END,
+			'h', idempotency.fingerprint_of('x'), decode(repeat('02', 16), 'hex'), 'json/1', '{}'
+		FROM generate_series(1, 4000) AS i`)
+	s.abandon(t, "manual", "runs", idempotency.TakeoverManual)
+	s.exec(t, `INSERT INTO idempotency.steps (tenant, operation, key, generation, name, fence, result_type, result)
+		SELECT tenant, operation, key, generation, 's', fence, 'json/1', '1' FROM idempotency.records`)
+	report, err := s.open(t, func(c *compensator.Config) { c.Batch = 300 }).RunOnce(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 2000, report.ResultsDropped)
+	require.EqualValues(t, 1000, report.Purged)
+	require.Equal(t, 3001, s.count(t, `SELECT count(*) FROM idempotency.records`))
+	require.Equal(t, 3001, s.count(t, `SELECT count(*) FROM idempotency.steps`))
+	require.Equal(t, 2000, s.count(t, `SELECT count(*) FROM idempotency.audit WHERE result_dropped`), "tombstones stay")
+	require.Equal(t, "PROCESSING", s.state(t, "runs"))
+}
+
+// W03, W04, W07: a statement that hangs is given up, with smaller batches behind it, and nothing stays "running" after it.
+func TestCase_W03_AHangingStatementIsGivenUp(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	s.abandon(t, "rerun", "k", idempotency.TakeoverRerun)
+	s.exec(t, `INSERT INTO idempotency.records (tenant, operation, key, state, fence, generation, attempt, created_at, acquired_at, completed_at,
+			expires_at, executor, fingerprint, attempt_token, result_type)
+		VALUES ('acme', 'order.create', 'old', 'SUCCESS', 1, 1, 1, now(), now(), now(), now() - interval '1 s', 'h', idempotency.fingerprint_of('x'),
+			decode(repeat('02', 16), 'hex'), 'json/1')`)
+	blocker, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = blocker.Exec(t.Context(), `SELECT FROM idempotency.records WHERE key = 'old' FOR UPDATE`)
+	require.NoError(t, err)
+	c := s.open(t, func(c *compensator.Config) { c.Timeout, c.Batch = 300*time.Millisecond, 4 })
+	report, err := c.RunOnce(t.Context())
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Equal(t, 1, report.Rescued, "one part's trouble is not the others'")
+	require.NoError(t, blocker.Rollback(t.Context()))
+	report, err = c.RunOnce(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 1, report.Purged)
+}
+
+func TestRunOnce_ResolverFails(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	s.gateway.err = errors.New("the gateway is away")
+	s.abandon(t, "resolve", "k", idempotency.TakeoverResolve)
+	s.abandon(t, "rerun", "other", idempotency.TakeoverRerun)
+	report, err := s.open(t).RunOnce(t.Context())
+	require.ErrorContains(t, err, "the gateway is away")
+	require.Equal(t, 1, report.Unresolved)
+	require.Equal(t, 1, report.Rescued)
+	require.Equal(t, "PROCESSING", s.state(t, "k"))
+}
+
+func TestRun_EndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	s.abandon(t, "rerun", "k", idempotency.TakeoverRerun)
+	ctx, cancel := context.WithCancel(t.Context())
+	passes := make(chan compensator.Report, 10)
+	c := s.open(t, func(c *compensator.Config) {
+		c.Interval = time.Second
+		c.OnReport = func(_ context.Context, r compensator.Report, err error) {
+			if err != nil {
+				t.Error(err)
+			}
+			passes <- r
+		}
+	})
+	ended := make(chan struct{})
+	go func() {
+		c.Run(ctx)
+		close(ended)
+	}()
+	require.Equal(t, 1, (<-passes).Rescued)
+	s.exec(t, `SELECT idempotency.begin_epoch('restored')`)
+	require.True(t, (<-passes).EpochChanged)
+	cancel()
+	<-ended
+}
+
+func TestNew_RefusesAWrongConfig(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	for field, change := range map[string]func(*compensator.Config){
+		"Operations": func(c *compensator.Config) { c.Operations = nil },
+		"twice":      func(c *compensator.Config) { c.Operations = append(c.Operations, c.Operations[0]) },
+		"Lease":      func(c *compensator.Config) { c.Operations = []idempotency.Operation{{Name: "o", Lease: 1}} },
+		"Interval":   func(c *compensator.Config) { c.Interval = 1 },
+		"Batch":      func(c *compensator.Config) { c.Batch = -1 },
+		"Timeout":    func(c *compensator.Config) { c.Timeout = 1 },
+		"Workers":    func(c *compensator.Config) { c.Workers = -1 },
+	} {
+		cfg := &compensator.Config{Operations: s.ops}
+		change(cfg)
+		_, err := compensator.New(s.pool, cfg)
+		require.ErrorIs(t, err, idempotency.ErrConfig)
+		require.ErrorContains(t, err, field)
+	}
+	_, err := compensator.New(nil, &compensator.Config{Operations: s.ops})
+	require.ErrorIs(t, err, idempotency.ErrConfig)
+}
