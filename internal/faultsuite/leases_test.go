@@ -2,8 +2,10 @@ package faultsuite
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"testing"
 	"time"
@@ -12,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgonce/pgonce/compensator"
 	"github.com/pgonce/pgonce/idempotency"
 	"github.com/pgonce/pgonce/internal/childtest"
 	"github.com/pgonce/pgonce/internal/pgtest"
@@ -150,4 +153,113 @@ func TestCase_W05_StoppedOwnersCommitNothing(t *testing.T) {
 	require.Equal(t, rounds*perRound, charges)
 	require.Zero(t, byStopped)
 	t.Logf("faults: owners stopped past their lease: %d, committed by them: %d, charges: %d for %d payments", lost, byStopped, charges, paid)
+}
+
+// payers pay by keys of their own, four at a time, until the process is killed.
+var payers = childtest.Register("payers", func(ctx context.Context, a payArgs, tell func(payFact)) error {
+	op := payments
+	op.Takeover, op.Resolver = idempotency.TakeoverResolve, provider{}
+	r, pool, err := payingRunner(ctx, a.URL, op)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	defer r.Close()
+	errs := make([]error, 4)
+	var all sync.WaitGroup
+	for g := range errs {
+		all.Go(func() {
+			for i := 0; errs[g] == nil; i++ {
+				key := fmt.Sprintf("%s%d-%d", a.Prefix, g, i)
+				tell(payFact{Key: key})
+				_, err := payOnce(ctx, r, pool, key, "killed", func() {})
+				if errs[g] = err; err == nil {
+					tell(payFact{Key: key, Paid: true})
+				}
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
+})
+
+// provider is asked what became of a payment.
+type provider struct{ pool *pgxpool.Pool }
+
+func (p provider) Ask(ctx context.Context, r idempotency.Record, _ []idempotency.Step) (found idempotency.Resolution, err error) {
+	var charged bool
+	charge := r.DownstreamKey("charge")
+	if err := p.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM charges WHERE downstream_key = $1)`, charge).Scan(&charged); err != nil {
+		return found, err
+	}
+	if !charged {
+		// The process is dead, and so is its connection: its charge cannot come any more.
+		return idempotency.Resolution{Outcome: idempotency.OutcomeFailed, Code: "not_charged", Message: "nothing was charged"}, nil
+	}
+	found = idempotency.Resolution{Outcome: idempotency.OutcomeSucceeded, ResultType: "json/1"}
+	found.Result, err = json.Marshal(charge)
+	return found, err
+}
+
+func (provider) Commit(ctx context.Context, tx pgx.Tx, r idempotency.Record, found idempotency.Resolution) error {
+	if found.Outcome != idempotency.OutcomeSucceeded {
+		return nil
+	}
+	_, err := tx.Exec(ctx, `INSERT INTO paid (key, charge, by) VALUES ($1, $2, 'compensator')`, r.Key.Value(), r.DownstreamKey("charge"))
+	return err
+}
+
+// Processes that pay are killed at any moment. Nobody comes back for their payments but the compensator.
+func TestFault_KilledPaymentsAreFinished(t *testing.T) {
+	t.Parallel()
+	rounds := scaled(5, 100)
+	direct := pgtest.Pool(t)
+	_, err := direct.Exec(t.Context(), paymentTables)
+	require.NoError(t, err)
+	url := pgtest.ServiceURL(t, direct.Config().ConnString())
+	count := func(sql string) (n int) {
+		t.Helper()
+		require.NoError(t, direct.QueryRow(t.Context(), sql).Scan(&n))
+		return n
+	}
+	op := payments
+	op.Takeover, op.Resolver = idempotency.TakeoverResolve, provider{pool: direct}
+	c, err := compensator.New(direct, &compensator.Config{Operations: []idempotency.Operation{op}})
+	require.NoError(t, err)
+	acknowledged, orphans := map[string]bool{}, 0
+	for round := range rounds {
+		child := payers.Start(t, payArgs{URL: url, Prefix: fmt.Sprintf("r%d-", round)})
+		child.Await(t, func(f payFact) bool { return f.Paid })
+		time.Sleep(time.Duration(rand.Int64N(int64(100 * time.Millisecond))))
+		child.Kill(t)
+		for _, f := range child.Facts() {
+			if f.Paid {
+				acknowledged[f.Key] = true
+			}
+		}
+		// Later than the lease of the last one. Rounds share the wait: only at the end everything must be finished.
+		if round%10 == 9 || round == rounds-1 {
+			time.Sleep(payments.Lease + 100*time.Millisecond)
+			orphans += count(`SELECT count(*) FROM idempotency.records WHERE state = 'PROCESSING'`)
+			_, err := c.RunOnce(t.Context())
+			require.NoError(t, err)
+			require.Zero(t, count(`SELECT count(*) FROM idempotency.records WHERE state = 'PROCESSING'`), "one pass behind the lease's end")
+		}
+	}
+	require.Zero(t, count(`SELECT count(*) - count(DISTINCT key) FROM charges`), "charged twice")
+	require.Zero(t, count(`SELECT count(*) - count(DISTINCT key) FROM paid`), "booked twice")
+	require.Zero(t, count(`SELECT count(*) FROM charges AS c FULL JOIN paid AS p ON p.key = c.key AND p.charge = c.downstream_key
+		WHERE p.key IS NULL OR c.key IS NULL`), "charged and not booked, or booked and not charged")
+	require.Zero(t, count(`SELECT count(*) FROM idempotency.records AS r LEFT JOIN paid AS p ON p.key = r.key
+		WHERE (r.state = 'SUCCESS') <> (p.key IS NOT NULL)`), "SUCCESS if and only if it is booked")
+	lost := 0
+	for key := range acknowledged {
+		if count(`SELECT count(*) FROM paid WHERE key = '`+key+`'`) != 1 {
+			lost++
+		}
+	}
+	require.Zero(t, lost)
+	require.Positive(t, orphans)
+	t.Logf("faults: paying processes killed: %d, payments acknowledged: %d, left unfinished and finished by the compensator: %d, charged twice: 0, lost: 0",
+		rounds, len(acknowledged), orphans)
 }
