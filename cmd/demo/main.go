@@ -40,6 +40,13 @@ func main() {
 	ctx, _ := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	// What go-redis warns of is a Redis that has gone, again and again. The front says so once, see redisNotices.
 	redis.SetLogger(silent{})
+	if order := os.Getenv(envPayer); order != "" {
+		if err := payAndDie(ctx, order); err != nil {
+			_, _ = fmt.Fprintln(os.Stderr, "demo:", err)
+			os.Exit(exitFailed)
+		}
+		return
+	}
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
@@ -116,13 +123,23 @@ func (d *demo) run(ctx context.Context) (good bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	paid := true
+	if !d.unsafe {
+		if paid, err = d.showCrash(ctx, pool, t.database.URL, paying); err != nil {
+			return false, err
+		}
+	}
 	if !d.once {
 		_, _ = fmt.Fprintf(d.out, "The service stays up on %s\nCtrl-C stops it and what was started for it.\n", addresses(instances))
-		<-ctx.Done()
+		c, err := newCompensator(pool, paying)
+		if err != nil {
+			return false, err
+		}
+		c.Run(ctx)
 		_, _ = fmt.Fprintln(d.out, "Stopping.")
 		return true, nil
 	}
-	return r.good(), nil
+	return r.good() && paid, nil
 }
 
 // open opens and serves an instance on each listener. It returns those it has opened also with an error.

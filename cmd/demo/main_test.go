@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -22,6 +24,13 @@ import (
 
 func TestMain(m *testing.M) {
 	redis.SetLogger(silent{}) // as main does
+	if order := os.Getenv(envPayer); order != "" {
+		if err := payAndDie(context.Background(), order); err != nil {
+			_, _ = fmt.Fprintln(os.Stderr, err)
+			os.Exit(exitFailed)
+		}
+		os.Exit(exitOK)
+	}
 	pgtest.Main(m)
 }
 
@@ -202,6 +211,8 @@ func TestRun_OnceWithJSONEndsWithTheObject(t *testing.T) {
 	require.Contains(t, stderr.String(), "curl -i http://127.0.0.1:")
 	require.Contains(t, stderr.String(), "psql ")
 	require.Contains(t, stderr.String(), "Every one of the 5 keys has one order")
+	require.Contains(t, stderr.String(), "killed before it knows: charges 1, record PROCESSING, order created")
+	require.Contains(t, stderr.String(), "asked the gateway: charges 1, record SUCCESS, order paid")
 }
 
 func TestRun_UnsafeSaysWhatItsStatusMeans(t *testing.T) {
