@@ -67,8 +67,44 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// up runs goose.
-func up(ctx context.Context, pool *pgxpool.Pool) (err error) {
+// Down undoes the migrations above version to, newest first, each in a transaction of its own. What they had created is
+// dropped with what is in it: down to 0 every record of what was done is gone, and the next retry of an old key runs again. It
+// refuses what Migrate refuses, and waits for Migrate's lock.
+func Down(ctx context.Context, pool *pgxpool.Pool, to int) error {
+	found, err := inspect(ctx, pool)
+	if err != nil {
+		return fmt.Errorf("db: down: %w", err)
+	}
+	if err := found.fits(); err != nil {
+		return fmt.Errorf("db: down: %w", err)
+	}
+	switch {
+	case to < 0 || to > found.schemaVersion:
+		return fmt.Errorf("db: down: the version must be from 0 to %d, which the schema has, is %d", found.schemaVersion, to)
+	case found.schemaVersion > SchemaVersion:
+		return fmt.Errorf("db: down: the schema has version %d, and this program knows how to undo %d and older: "+
+			"use the release that migrated it", found.schemaVersion, SchemaVersion)
+	case found.pooled:
+		return errors.New("db: down: a pooler stands between this program and PostgreSQL, and the lock of a session does " +
+			"not hold through one: give Down a direct connection")
+	}
+	if err := withGoose(pool, func(p *goose.Provider) error {
+		_, err := p.DownTo(ctx, int64(to))
+		return err
+	}); err != nil {
+		return fmt.Errorf("db: down: %w", err)
+	}
+	return nil
+}
+
+func up(ctx context.Context, pool *pgxpool.Pool) error {
+	return withGoose(pool, func(p *goose.Provider) error {
+		_, err := p.Up(ctx)
+		return err
+	})
+}
+
+func withGoose(pool *pgxpool.Pool, run func(*goose.Provider) error) (err error) {
 	// It polls with pg_try_advisory_lock. A blocking lock would hold a snapshot while it waits.
 	locker, err := lock.NewPostgresSessionLocker(
 		lock.WithLockID(MigrationLockID),
@@ -92,10 +128,7 @@ func up(ctx context.Context, pool *pgxpool.Pool) (err error) {
 	if err != nil {
 		return fmt.Errorf("make goose provider: %w", err)
 	}
-	if _, err := provider.Up(ctx); err != nil {
-		return err
-	}
-	return nil
+	return run(provider)
 }
 
 // server is what Migrate must know before it changes anything.
