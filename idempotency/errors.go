@@ -72,6 +72,8 @@ var (
 	// ErrNewerRecord means that a newer release wrote this key's record with a fingerprint that this release cannot compare.
 	// Do not use a new key: retry once this program is updated.
 	ErrNewerRecord = errors.New("idempotency: record was written by a newer release, update this program and retry with the same key")
+	// ErrRefused means that a record may not be changed by hand, or not now; see RefusedError. Nothing was changed.
+	ErrRefused = errors.New("idempotency: the record is not changed")
 	// ErrReadOnly means that the server is a standby. Only a primary can say whether a key was used.
 	ErrReadOnly = errors.New("idempotency: server is in recovery (a standby), connect to the primary")
 )
