@@ -50,7 +50,7 @@ func payAndDie(ctx context.Context, text string) error {
 	if err != nil {
 		return err
 	}
-	defer runner.Close()
+	defer runner.Close() //nolint:contextcheck // what a runner does beside its calls has no caller
 	key, err := paying.operation().Key(idempotency.SingleTenant, o.Key)
 	if err != nil {
 		return err
@@ -144,7 +144,9 @@ func (d *demo) killPayer(ctx context.Context, o payerOrder, paying *servedGatewa
 	select {
 	case <-charged:
 		_ = payer.Process.Kill() // SIGKILL: it can do nothing any more
-		<-ended
+		if err := <-ended; err == nil {
+			return errors.New("the payment was over before its service was killed")
+		}
 		return nil
 	case err := <-ended:
 		return fmt.Errorf("the service that was to pay order %s ended by itself: %w: %s", strconv.FormatInt(o.Order, 10), err, output.String())
