@@ -258,9 +258,10 @@ func TestCase_W03_AHangingStatementIsGivenUp(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.Equal(t, 1, report.Rescued, "one part's trouble is not the others'")
 	require.NoError(t, blocker.Rollback(t.Context()))
-	report, err = c.RunOnce(t.Context())
+	_, err = c.RunOnce(t.Context())
 	require.NoError(t, err)
-	require.EqualValues(t, 1, report.Purged)
+	// By this pass, or still by the statement that was given up: its server process may get the row before it hears of that.
+	require.Zero(t, s.count(t, `SELECT count(*) FROM idempotency.records WHERE key = 'old'`))
 }
 
 func TestRunOnce_ResolverFails(t *testing.T) {

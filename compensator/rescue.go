@@ -138,15 +138,27 @@ func (c *Compensator) resolve(ctx context.Context, op idempotency.Operation, one
 	if found.Outcome == idempotency.OutcomeUnknown {
 		return unresolved, nil
 	}
-	err = c.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error { return c.record(ctx, tx, op, &a.Record, found) })
+	for tries := 0; ; tries++ {
+		err = c.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error { return c.record(ctx, tx, op, &a.Record, found) })
+		if !errors.Is(err, idempotency.ErrRowLocked) || tries == rowLockedTries || ctx.Err() != nil {
+			break
+		}
+		// Another replica, or a caller, looks at the key and has its row for a moment.
+		time.Sleep(rowLockedPause)
+	}
 	switch {
-	case errors.Is(err, idempotency.ErrLeaseLost), errors.Is(err, idempotency.ErrRowLocked):
+	case errors.Is(err, idempotency.ErrLeaseLost):
 		return gone, nil
 	case err != nil:
 		return unresolved, err
 	}
 	return resolved, nil
 }
+
+const (
+	rowLockedTries = 20
+	rowLockedPause = 10 * time.Millisecond
+)
 
 // record writes the business rows of what was found, and the outcome.
 func (c *Compensator) record(ctx context.Context, tx pgx.Tx, op idempotency.Operation, r *idempotency.Record, found idempotency.Resolution) error {

@@ -61,12 +61,12 @@ var plants = []plant{
 			},
 			{
 				file: "txn/attempt.go",
-				old:  "record, err := c.store.Complete(detached, conn, done)",
+				old:  "record, err := a.complete(detached, conn, done)",
 				new: `c.published = &idempotency.Record{
 		Key: c.req.Key, State: done.State, Fingerprint: c.req.Fingerprint, AttemptToken: done.AttemptToken,
 		ResultType: done.ResultType, Result: done.Result, ErrorCode: done.ErrorCode, ErrorMessage: done.ErrorMessage,
 	}
-	record, err := c.store.Complete(detached, conn, done)`,
+	record, err := a.complete(detached, conn, done)`,
 			},
 		},
 		caught: suite{pkg: "./txn", run: "^TestWait_LeaderWhoseCommitIsRefusedSharesNothing$"},
