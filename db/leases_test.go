@@ -41,9 +41,11 @@ func TestLeases_TheWholeLifeInSQL(t *testing.T) {
 	require.NoError(t, exec(`UPDATE idempotency.records SET lease_expires_at = statement_timestamp() - interval '1 s'`))
 	require.Equal(t, "RUN PROCESSING 3", one(ask, []byte("10 EUR"), token, "MANUAL"), "as the record's own rule says")
 	requireSQLState(t, "ZP003", exec(`SELECT idempotency.complete('acme', 'payment.capture', 'k', `+fence+`, $1, '{}')`, other))
-	for range 2 {
-		require.NoError(t, exec(`SELECT idempotency.complete('acme', 'payment.capture', 'k', `+fence+`, $1, '{"charge":"ch_1"}')`, token))
-	}
+	const complete = `SELECT idempotency.complete('acme', 'payment.capture', 'k', ` + fence + `, $1, '{"charge":"ch_1"}')`
+	require.NoError(t, exec(complete, token))
+	requireSQLState(t, "ZP002", exec(complete, token)) // with its business rows it would commit them twice
+	requireSQLState(t, "22023", exec(`SELECT idempotency.acquire('acme', 'payment.capture', 'k', NULL)`))
+	requireSQLState(t, "22023", exec(`SELECT idempotency.acquire('acme', 'payment.capture', NULL, idempotency.fingerprint_of($1))`, token))
 	require.Equal(t, "REPLAY SUCCESS 3", one(ask, []byte("10 EUR"), other, "RERUN"))
 	require.Equal(t, []string{"ACQUIRED", "FAILED", "ACQUIRED", "TAKEOVER"},
 		column[string](t, conn, `SELECT event FROM idempotency.attempts ORDER BY id`))
@@ -71,4 +73,19 @@ func requireSQLState(t *testing.T, code string, err error) {
 	var server *pgconn.PgError
 	require.ErrorAs(t, err, &server)
 	require.Equal(t, code, server.Code, server.Message)
+}
+
+// Who asks again after a lost answer is told again to find out first.
+func TestLeases_ResolveIsSaidTwice(t *testing.T) {
+	t.Parallel()
+	conn := connect(t, pgtest.URL(t))
+	const ask = `SELECT a.verdict FROM idempotency.acquire('acme', 'payment.capture', 'k', idempotency.fingerprint_of('x'),
+		attempt_token => $1, takeover => 'RESOLVE', resolver => true) AS a`
+	first, second := make([]byte, 16), append(make([]byte, 15), 1)
+	require.Equal(t, []string{"RUN"}, column[string](t, conn, ask, first))
+	_, err := conn.Exec(t.Context(), `UPDATE idempotency.records SET lease_expires_at = statement_timestamp() - interval '1 s'`)
+	require.NoError(t, err)
+	for range 2 {
+		require.Equal(t, []string{"RESOLVE"}, column[string](t, conn, ask, second))
+	}
 }

@@ -95,6 +95,13 @@ BEGIN
     IF acquire.lease < interval '1 second' THEN
         RAISE EXCEPTION 'lease must be at least 1 s, is %', acquire.lease USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    -- A comparison with NULL is neither true nor false, and any payload would have the answer.
+    IF acquire.tenant IS NULL OR acquire.operation IS NULL OR acquire.key IS NULL OR acquire.lease IS NULL
+            OR COALESCE(pg_catalog.octet_length(acquire.fingerprint) <> 33, true)
+            OR acquire.also IS NULL OR pg_catalog.array_position(acquire.also, NULL) IS NOT NULL THEN
+        RAISE EXCEPTION 'tenant, operation, key, lease and fingerprint (see idempotency.fingerprint_of) must not be NULL, nor anything in also'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     locked := pg_catalog.pg_try_advisory_xact_lock(idempotency.lock_id(acquire.tenant, acquire.operation, acquire.key));
     -- A statement of its own: its snapshot must be younger than the lock.
     IF locked THEN
@@ -169,12 +176,19 @@ BEGIN
         END IF;
         INSERT INTO idempotency.attempts (tenant, operation, key, event, outcome, generation, fence, attempt, attempt_token,
             executor, trace_id, started_at)
-        VALUES (r.tenant, r.operation, r.key, CASE WHEN stale THEN 'TAKEOVER' ELSE 'ACQUIRED' END, 'PROCESSING', r.generation,
+        VALUES (r.tenant, r.operation, r.key, CASE WHEN stale OR verdict = 'RESOLVE' THEN 'TAKEOVER' ELSE 'ACQUIRED' END, 'PROCESSING', r.generation,
             r.fence, r.attempt, r.attempt_token, r.executor, r.trace_id, asked_at);
         expired := false;
         stale := false;
     END IF;
-    RETURN ROW(CASE verdict WHEN 'OWN' THEN 'RUN' ELSE verdict END, r.state, r.fence, r.generation, r.attempt, r.retryable,
+    -- Who asks again is told the same again: also to find out first what the attempt before did.
+    IF verdict = 'OWN' THEN
+        verdict := CASE WHEN r.takeover = 'RESOLVE' AND EXISTS (
+            SELECT FROM idempotency.attempts AS a
+            WHERE a.tenant = r.tenant AND a.operation = r.operation AND a.key = r.key AND a.fence = r.fence AND a.event = 'TAKEOVER'
+        ) THEN 'RESOLVE' ELSE 'RUN' END;
+    END IF;
+    RETURN ROW(verdict, r.state, r.fence, r.generation, r.attempt, r.retryable,
         r.fingerprint, r.attempt_token, r.takeover, r.executor, r.client, r.trace_id, r.created_at, r.acquired_at, r.completed_at,
         r.lease_expires_at, r.result_expires_at, r.expires_at, r.error_code, r.error_message, r.result_type,
         CASE WHEN COALESCE(r.result_expires_at <= asked_at, false) THEN NULL ELSE r.result END,
@@ -284,19 +298,22 @@ BEGIN
       AND r.state = 'PROCESSING' AND r.fence = complete.fence AND r.attempt_token = complete.attempt_token
     RETURNING r.completed_at INTO at;
     IF NOT FOUND THEN
-        -- Sent again because the first answer was lost.
-        SELECT r.completed_at INTO at FROM idempotency.records AS r
-        WHERE r.tenant = complete.tenant AND r.operation = complete.operation AND r.key = complete.key
-          AND r.state = 'SUCCESS' AND r.fence = complete.fence AND r.attempt_token = complete.attempt_token;
-        IF NOT FOUND THEN
-            PERFORM idempotency.lost(complete.tenant, complete.operation, complete.key, complete.fence);
+        -- Never answered as if it had just completed: business rows sent again with it would be committed twice.
+        IF EXISTS (
+            SELECT FROM idempotency.records AS r
+            WHERE r.tenant = complete.tenant AND r.operation = complete.operation AND r.key = complete.key
+              AND r.state = 'SUCCESS' AND r.fence = complete.fence AND r.attempt_token = complete.attempt_token
+        ) THEN
+            RAISE EXCEPTION 'this attempt has recorded its outcome already' USING ERRCODE = 'ZP002',
+                HINT = 'Roll back: the first answer was lost, and all of it is committed. idempotency.acquire replays the result.';
         END IF;
+        PERFORM idempotency.lost(complete.tenant, complete.operation, complete.key, complete.fence);
     END IF;
     RETURN at;
 END
 $$;
 
-COMMENT ON FUNCTION idempotency.complete(tenant text, operation text, key text, fence bigint, attempt_token bytea, result bytea, result_type text, retention interval, result_retention interval) IS 'Records success; call it in the transaction of the business rows. Retention NULL: for ever. ZP003: the key is not yours any more, roll back.';
+COMMENT ON FUNCTION idempotency.complete(tenant text, operation text, key text, fence bigint, attempt_token bytea, result bytea, result_type text, retention interval, result_retention interval) IS 'Records success; call it in the transaction of the business rows. Retention NULL: for ever. ZP002: it was recorded before; ZP003: the key is not yours any more. Roll back after both.';
 
 CREATE FUNCTION idempotency.current_epoch() RETURNS text
     LANGUAGE plpgsql STABLE
