@@ -175,7 +175,7 @@ func (c *Compensator) Run(ctx context.Context) {
 }
 
 // RunOnce runs one pass, after any other of this compensator. A pass that fails in one part goes on with the next, and returns
-// all errors.
+// all errors. When ctx ends it finishes what is on its way, and returns what ctx ended with.
 func (c *Compensator) RunOnce(ctx context.Context) (report Report, err error) {
 	select {
 	case c.running <- struct{}{}:
@@ -183,16 +183,16 @@ func (c *Compensator) RunOnce(ctx context.Context) (report Report, err error) {
 	case <-ctx.Done():
 		return report, context.Cause(ctx)
 	}
-	began := time.Now()
-	defer func() { report.Duration = time.Since(began) }()
+	watch := time.Now()
+	defer func() { report.Duration = time.Since(watch) }()
 	if err := c.call(ctx, func(ctx context.Context) error { return c.store.Check(ctx, c.pool) }); err != nil {
 		return report, err
 	}
-	err = errors.Join(
-		c.rescue(ctx, &report),
-		c.purge(ctx, &report),
-		c.readEpoch(ctx, &report),
-	)
+	began, err := c.readEpoch(ctx, &report)
+	if err != nil {
+		return report, err
+	}
+	err = errors.Join(c.rescue(ctx, began, &report), c.purge(ctx, &report))
 	return report, err
 }
 

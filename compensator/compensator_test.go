@@ -240,6 +240,31 @@ func TestCase_S14_Purge(t *testing.T) {
 	require.Equal(t, "PROCESSING", s.state(t, "runs"))
 }
 
+func TestPurge_ReplicasAtOnce(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	const records = 6000
+	s.exec(t, `INSERT INTO idempotency.records (tenant, operation, key, state, fence, generation, attempt, created_at, acquired_at, completed_at,
+			expires_at, executor, fingerprint, attempt_token, result_type)
+		SELECT 'acme', 'order.create', md5(i::text), 'SUCCESS', i, i, 1, now(), now(), now(), now() - interval '1 s', 'h',
+			idempotency.fingerprint_of('x'), decode(repeat('02', 16), 'hex'), 'json/1'
+		FROM generate_series(1, $1::int) AS i`, records)
+	var group sync.WaitGroup
+	var purged atomic.Int64
+	for i := range 3 {
+		c := s.open(t, func(c *compensator.Config) { c.Batch = 100 * (i + 1) })
+		group.Go(func() {
+			report, err := c.RunOnce(t.Context())
+			if err != nil {
+				t.Error(err)
+			}
+			purged.Add(report.Purged)
+		})
+	}
+	group.Wait()
+	require.EqualValues(t, records, purged.Load(), "each is counted once")
+}
+
 // W03, W04, W07: a statement that hangs is given up, with smaller batches behind it, and nothing stays "running" after it.
 func TestCase_W03_AHangingStatementIsGivenUp(t *testing.T) {
 	t.Parallel()
@@ -275,6 +300,46 @@ func TestRunOnce_ResolverFails(t *testing.T) {
 	require.Equal(t, 1, report.Unresolved)
 	require.Equal(t, 1, report.Rescued)
 	require.Equal(t, "PROCESSING", s.state(t, "k"))
+}
+
+func TestRunOnce_ResolverPanics(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	s.ops[2].Resolver = panicking{}
+	s.abandon(t, "resolve", "k", idempotency.TakeoverResolve)
+	s.abandon(t, "rerun", "other", idempotency.TakeoverRerun)
+	report, err := s.open(t).RunOnce(t.Context())
+	require.ErrorContains(t, err, "oh no")
+	require.Equal(t, 1, report.Unresolved)
+	require.Equal(t, 1, report.Rescued)
+}
+
+type panicking struct{ idempotency.Resolver }
+
+func (panicking) Ask(context.Context, idempotency.Record, []idempotency.Step) (idempotency.Resolution, error) {
+	panic("oh no")
+}
+
+// What is on its way is finished, the rest is left for the next pass, and there is one error and not one for each record.
+func TestRunOnce_Cancelled(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	for i := range 40 {
+		s.abandon(t, "resolve", fmt.Sprint("k", i), idempotency.TakeoverResolve)
+	}
+	s.gateway.slow = time.Minute
+	ctx, cancel := context.WithCancel(t.Context())
+	c := s.open(t, func(c *compensator.Config) { c.Workers = 1 })
+	go func() {
+		for s.gateway.asked.Load() == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+	}()
+	report, err := c.RunOnce(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, 1, report.Stale)
+	require.Less(t, len(err.Error()), 500)
 }
 
 func TestRun_EndsWithItsContext(t *testing.T) {

@@ -4,7 +4,12 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/pgonce/pgonce/idempotency"
 )
+
+// maxDeadlocks bounds what one pass puts up with: PostgreSQL ends one of two, so that each of them means progress.
+const maxDeadlocks = 20
 
 // purge drops results first, since most of the bytes are theirs, and then records.
 func (c *Compensator) purge(ctx context.Context, report *Report) error {
@@ -26,6 +31,7 @@ func (c *Compensator) purge(ctx context.Context, report *Report) error {
 
 // repeat changes batch after batch until nothing is left.
 func (c *Compensator) repeat(ctx context.Context, b *batch, total *int64, do func(context.Context, int) (int64, bool, error)) error {
+	deadlocks := 0
 	for more := true; more; {
 		began := time.Now()
 		err := c.call(ctx, func(ctx context.Context) (err error) {
@@ -39,6 +45,9 @@ func (c *Compensator) repeat(ctx context.Context, b *batch, total *int64, do fun
 			b.took(time.Since(began), c.config.Timeout)
 		case errors.Is(err, context.DeadlineExceeded) && b.shrink():
 			more = true // a smaller one may get through
+		case idempotency.Restartable(err) && deadlocks < maxDeadlocks:
+			deadlocks++
+			more = true // another replica deletes the same rows in another order
 		default:
 			return err
 		}

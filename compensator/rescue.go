@@ -20,15 +20,7 @@ const stalePage = 500
 
 // rescue goes once through everything that was stale when it began, page behind page: rows that nobody may touch hold up
 // nothing.
-func (c *Compensator) rescue(ctx context.Context, report *Report) error {
-	var until time.Time
-	err := c.call(ctx, func(ctx context.Context) (err error) {
-		_, until, err = c.store.Epoch(ctx, c.pool) // PostgreSQL's clock
-		return err
-	})
-	if err != nil {
-		return err
-	}
+func (c *Compensator) rescue(ctx context.Context, until time.Time, report *Report) error {
 	var last *idempotency.Stale
 	var errs []error
 	for {
@@ -57,9 +49,12 @@ func (c *Compensator) rescuePage(ctx context.Context, page []idempotency.Stale, 
 	slots := make(chan struct{}, c.config.Workers)
 	for _, one := range page {
 		slots <- struct{}{}
+		if ctx.Err() != nil {
+			break // what is on its way is finished
+		}
 		group.Go(func() {
 			defer func() { <-slots }()
-			field, err := c.rescueOne(ctx, one)
+			field, err := c.guarded(ctx, one)
 			mu.Lock()
 			defer mu.Unlock()
 			report.Stale++
@@ -71,6 +66,16 @@ func (c *Compensator) rescuePage(ctx context.Context, page []idempotency.Stale, 
 	}
 	group.Wait()
 	return errs
+}
+
+// guarded makes an error of a Resolver's panic: it must not end the process, and the next pass comes to the record again.
+func (c *Compensator) guarded(ctx context.Context, one idempotency.Stale) (field func(*Report), err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			field, err = unresolved, fmt.Errorf("compensator: resolver of %v panicked: %v", one.Key, p)
+		}
+	}()
+	return c.rescueOne(ctx, one)
 }
 
 func rescued(r *Report)    { r.Rescued++ }

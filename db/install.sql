@@ -612,7 +612,8 @@ $migration$;
 
 -- The leased mode, for functions that call somebody else: the record is committed as PROCESSING before the call and
 -- completed after it. The four functions below are the whole of it; the library and programs in other languages call the
--- same ones, so that there is one place that says who may own a key.
+-- same ones, so that there is one place that says who may own a key. search_path is set: an operator of the caller's must not
+-- decide it.
 
 -- Outcomes of single steps of a leased operation. They belong to one life of the key: an attempt that takes over finds the
 -- finished ones, a key used again after its retention finds none.
@@ -668,7 +669,7 @@ $$;
 -- A commit that is acknowledged must be on disk, whatever the server has set: somebody is called because of it. Only ever made
 -- stricter.
 CREATE FUNCTION idempotency.durable() RETURNS void
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
     AS $$
 BEGIN
     IF pg_catalog.current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
@@ -683,7 +684,7 @@ CREATE FUNCTION idempotency.acquire(
     executor text DEFAULT NULL, client text DEFAULT NULL, trace_id text DEFAULT NULL,
     also bytea[] DEFAULT '{}', resolver boolean DEFAULT false
 ) RETURNS idempotency.acquisition
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
     AS $$
 DECLARE
     -- A little in the past after a wait: a lease then ends late and is taken over late, never early.
@@ -796,9 +797,14 @@ BEGIN
         ) THEN 'RESOLVE' ELSE 'RUN' END;
     END IF;
     RETURN ROW(verdict, r.state, r.fence, r.generation, r.attempt, r.retryable,
-        r.fingerprint, r.attempt_token, r.takeover, r.executor, r.client, r.trace_id, r.created_at, r.acquired_at, r.completed_at,
-        r.lease_expires_at, r.result_expires_at, r.expires_at, r.error_code, r.error_message, r.result_type,
-        CASE WHEN COALESCE(r.result_expires_at <= asked_at, false) THEN NULL ELSE r.result END,
+        r.fingerprint,
+        -- A duplicate that did not read its verdict could complete the key of another with it.
+        CASE WHEN verdict IN ('RUN', 'RESOLVE', 'REPLAY') THEN r.attempt_token END,
+        r.takeover, r.executor, r.client, r.trace_id, r.created_at, r.acquired_at, r.completed_at,
+        r.lease_expires_at, r.result_expires_at, r.expires_at,
+        CASE WHEN verdict <> 'MISMATCH' THEN r.error_code END, CASE WHEN verdict <> 'MISMATCH' THEN r.error_message END, r.result_type,
+        -- A result only to whoever may have it.
+        CASE WHEN verdict = 'REPLAY' AND COALESCE(r.result_expires_at > asked_at, true) THEN r.result END,
         expired, COALESCE(stale, false))::idempotency.acquisition;
 END
 $$;
@@ -806,7 +812,7 @@ $$;
 -- Whether an attempt still owns its key is asked in one way only: state, fence and attempt token, inside the statement that
 -- writes.
 CREATE FUNCTION idempotency.lost(tenant text, operation text, key text, fence bigint) RETURNS void
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
     AS $$
 BEGIN
     RAISE EXCEPTION 'the attempt with fence % does not own the key any more', lost.fence
@@ -818,7 +824,7 @@ $$;
 CREATE FUNCTION idempotency.renew(
     tenant text, operation text, key text, fence bigint, attempt_token bytea, lease interval DEFAULT interval '30 seconds'
 ) RETURNS timestamptz
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
     AS $$
 DECLARE
     until timestamptz;
@@ -840,11 +846,14 @@ CREATE FUNCTION idempotency.complete(
     tenant text, operation text, key text, fence bigint, attempt_token bytea, result bytea, result_type text DEFAULT 'json/1',
     retention interval DEFAULT interval '72 hours', result_retention interval DEFAULT NULL
 ) RETURNS timestamptz
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
     AS $$
 DECLARE
     at timestamptz;
 BEGIN
+    IF complete.retention < interval '10 minutes' OR complete.result_retention < interval '10 minutes' THEN
+        RAISE EXCEPTION 'retention must be at least 10 minutes, or NULL: for ever' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     PERFORM idempotency.durable();
     UPDATE idempotency.records AS r
     SET state = 'SUCCESS', completed_at = pg_catalog.statement_timestamp(), lease_expires_at = NULL,
@@ -875,11 +884,14 @@ CREATE FUNCTION idempotency.fail(
     retryable boolean DEFAULT false, result bytea DEFAULT NULL, result_type text DEFAULT NULL,
     retention interval DEFAULT interval '72 hours', result_retention interval DEFAULT NULL
 ) RETURNS timestamptz
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
     AS $$
 DECLARE
     at timestamptz;
 BEGIN
+    IF fail.retention < interval '10 minutes' OR fail.result_retention < interval '10 minutes' THEN
+        RAISE EXCEPTION 'retention must be at least 10 minutes, or NULL: for ever' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     PERFORM idempotency.durable();
     UPDATE idempotency.records AS r
     SET state = 'FAILED', completed_at = pg_catalog.statement_timestamp(), lease_expires_at = NULL, retryable = fail.retryable,
@@ -913,7 +925,7 @@ CREATE FUNCTION idempotency.record_step(
     tenant text, operation text, key text, fence bigint, attempt_token bytea, name text, result bytea,
     result_type text DEFAULT 'json/1'
 ) RETURNS void
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
     AS $$
 DECLARE
     life bigint;
@@ -939,7 +951,7 @@ $$;
 CREATE FUNCTION idempotency.rescue(
     tenant text, operation text, key text, fence bigint, actor text, reason text, retention interval DEFAULT interval '72 hours'
 ) RETURNS boolean
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
     AS $$
 DECLARE
     r    idempotency.records;

@@ -1,6 +1,7 @@
 package db_test
 
 import (
+	"encoding/hex"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -66,6 +67,25 @@ func TestLeases_CommitsWaitForTheDisk(t *testing.T) {
 	_, err = conn.Exec(t.Context(), `SELECT idempotency.complete('acme', 'payment.capture', 'k', fence, attempt_token, '1') FROM idempotency.records`)
 	require.NoError(t, err)
 	require.Equal(t, []string{"remote_apply"}, column[string](t, conn, `SHOW synchronous_commit`))
+}
+
+// Who is told "no" learns nothing that lets him write, or that is another caller's.
+func TestLeases_ADuplicateLearnsNoToken(t *testing.T) {
+	t.Parallel()
+	conn := connect(t, pgtest.URL(t))
+	const ask = `SELECT a.verdict || ' ' || COALESCE(encode(a.attempt_token, 'hex'), 'no token') || ' ' || COALESCE(convert_from(a.result, 'UTF8'), 'no result')
+		FROM idempotency.acquire('acme', 'payment.capture', 'k', idempotency.fingerprint_of($1), attempt_token => $2) AS a`
+	token, other := make([]byte, 16), append(make([]byte, 15), 1)
+	owners := hex.EncodeToString(token)
+	require.Equal(t, []string{"RUN " + owners + " no result"}, column[string](t, conn, ask, []byte("a"), token))
+	require.Equal(t, []string{"IN_PROGRESS no token no result"}, column[string](t, conn, ask, []byte("a"), other))
+	const complete = `SELECT idempotency.complete(tenant, operation, key, fence, attempt_token, 'answer', 'bytes/1', retention => $1::interval) FROM idempotency.records`
+	_, err := conn.Exec(t.Context(), complete, "0 s")
+	requireSQLState(t, "22023", err)
+	_, err = conn.Exec(t.Context(), complete, "1 h")
+	require.NoError(t, err)
+	require.Equal(t, []string{"MISMATCH no token no result"}, column[string](t, conn, ask, []byte("b"), other))
+	require.Equal(t, []string{"REPLAY " + owners + " answer"}, column[string](t, conn, ask, []byte("a"), other))
 }
 
 func requireSQLState(t *testing.T, code string, err error) {

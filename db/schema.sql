@@ -77,6 +77,7 @@ COMMENT ON DOMAIN idempotency.tenant_name IS 'Whose key it is, 1 to 128 bytes.';
 
 CREATE FUNCTION idempotency.acquire(tenant text, operation text, key text, fingerprint bytea, attempt_token bytea DEFAULT NULL::bytea, lease interval DEFAULT '00:00:30'::interval, takeover text DEFAULT 'MANUAL'::text, executor text DEFAULT NULL::text, client text DEFAULT NULL::text, trace_id text DEFAULT NULL::text, also bytea[] DEFAULT '{}'::bytea[], resolver boolean DEFAULT false) RETURNS idempotency.acquisition
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
     -- A little in the past after a wait: a lease then ends late and is taken over late, never early.
@@ -189,9 +190,14 @@ BEGIN
         ) THEN 'RESOLVE' ELSE 'RUN' END;
     END IF;
     RETURN ROW(verdict, r.state, r.fence, r.generation, r.attempt, r.retryable,
-        r.fingerprint, r.attempt_token, r.takeover, r.executor, r.client, r.trace_id, r.created_at, r.acquired_at, r.completed_at,
-        r.lease_expires_at, r.result_expires_at, r.expires_at, r.error_code, r.error_message, r.result_type,
-        CASE WHEN COALESCE(r.result_expires_at <= asked_at, false) THEN NULL ELSE r.result END,
+        r.fingerprint,
+        -- A duplicate that did not read its verdict could complete the key of another with it.
+        CASE WHEN verdict IN ('RUN', 'RESOLVE', 'REPLAY') THEN r.attempt_token END,
+        r.takeover, r.executor, r.client, r.trace_id, r.created_at, r.acquired_at, r.completed_at,
+        r.lease_expires_at, r.result_expires_at, r.expires_at,
+        CASE WHEN verdict <> 'MISMATCH' THEN r.error_code END, CASE WHEN verdict <> 'MISMATCH' THEN r.error_message END, r.result_type,
+        -- A result only to whoever may have it.
+        CASE WHEN verdict = 'REPLAY' AND COALESCE(r.result_expires_at > asked_at, true) THEN r.result END,
         expired, COALESCE(stale, false))::idempotency.acquisition;
 END
 $$;
@@ -284,10 +290,14 @@ COMMENT ON FUNCTION idempotency.check_record() IS 'The shape of a record in each
 
 CREATE FUNCTION idempotency.complete(tenant text, operation text, key text, fence bigint, attempt_token bytea, result bytea, result_type text DEFAULT 'json/1'::text, retention interval DEFAULT '72:00:00'::interval, result_retention interval DEFAULT NULL::interval) RETURNS timestamp with time zone
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
     at timestamptz;
 BEGIN
+    IF complete.retention < interval '10 minutes' OR complete.result_retention < interval '10 minutes' THEN
+        RAISE EXCEPTION 'retention must be at least 10 minutes, or NULL: for ever' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     PERFORM idempotency.durable();
     UPDATE idempotency.records AS r
     SET state = 'SUCCESS', completed_at = pg_catalog.statement_timestamp(), lease_expires_at = NULL,
@@ -343,6 +353,7 @@ COMMENT ON FUNCTION idempotency.current_epoch() IS 'The history this database is
 
 CREATE FUNCTION idempotency.durable() RETURNS void
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 BEGIN
     IF pg_catalog.current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
@@ -355,10 +366,14 @@ COMMENT ON FUNCTION idempotency.durable() IS 'Makes the transaction wait for the
 
 CREATE FUNCTION idempotency.fail(tenant text, operation text, key text, fence bigint, attempt_token bytea, error_code text, error_message text, retryable boolean DEFAULT false, result bytea DEFAULT NULL::bytea, result_type text DEFAULT NULL::text, retention interval DEFAULT '72:00:00'::interval, result_retention interval DEFAULT NULL::interval) RETURNS timestamp with time zone
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
     at timestamptz;
 BEGIN
+    IF fail.retention < interval '10 minutes' OR fail.result_retention < interval '10 minutes' THEN
+        RAISE EXCEPTION 'retention must be at least 10 minutes, or NULL: for ever' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     PERFORM idempotency.durable();
     UPDATE idempotency.records AS r
     SET state = 'FAILED', completed_at = pg_catalog.statement_timestamp(), lease_expires_at = NULL, retryable = fail.retryable,
@@ -593,6 +608,7 @@ COMMENT ON FUNCTION idempotency.lock_id(tenant text, operation text, key text) I
 
 CREATE FUNCTION idempotency.lost(tenant text, operation text, key text, fence bigint) RETURNS void
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 BEGIN
     RAISE EXCEPTION 'the attempt with fence % does not own the key any more', lost.fence
@@ -605,6 +621,7 @@ COMMENT ON FUNCTION idempotency.lost(tenant text, operation text, key text, fenc
 
 CREATE FUNCTION idempotency.record_step(tenant text, operation text, key text, fence bigint, attempt_token bytea, name text, result bytea, result_type text DEFAULT 'json/1'::text) RETURNS void
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
     life bigint;
@@ -639,6 +656,7 @@ COMMENT ON FUNCTION idempotency.refuse(code text, message text) IS 'Raises an er
 
 CREATE FUNCTION idempotency.renew(tenant text, operation text, key text, fence bigint, attempt_token bytea, lease interval DEFAULT '00:00:30'::interval) RETURNS timestamp with time zone
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
     until timestamptz;
@@ -660,6 +678,7 @@ COMMENT ON FUNCTION idempotency.renew(tenant text, operation text, key text, fen
 
 CREATE FUNCTION idempotency.rescue(tenant text, operation text, key text, fence bigint, actor text, reason text, retention interval DEFAULT '72:00:00'::interval) RETURNS boolean
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
     r    idempotency.records;

@@ -119,9 +119,11 @@ func (c *call) lead(ctx context.Context, own *flight) (out outcome, err error) {
 	}()
 	// Again: the leader before this one may have landed between the first look and now.
 	s, done := c.askNear(ctx)
-	// In a quiet operation the far front is nearly always asked in vain, which costs a new order a quarter of its throughput.
-	if c.passed = !done && c.op.fresh.quiet() && !c.req.Retry; !done && !c.passed {
-		s, done = c.askFar(ctx)
+	if !done {
+		// In a quiet operation the far front is nearly always asked in vain, which costs a new order a quarter of its throughput.
+		if c.passed = c.op.fresh.quiet() && !c.req.Retry; !c.passed {
+			s, done = c.askFar(ctx)
+		}
 	}
 	switch {
 	case done:

@@ -162,17 +162,30 @@ func (l *Lease) end() {
 func (r *Runner) durably(ctx context.Context, do func(context.Context, *pgx.Conn) error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config.CommitTimeout)
 	defer cancel()
-	backoff := pauses{next: restartPause, last: restartPauseMax}
+	return r.again(ctx, do)
+}
+
+// impatiently is durably for what nothing depends on yet: the caller may leave while it waits for a connection.
+func (r *Runner) impatiently(ctx context.Context, do func(context.Context, *pgx.Conn) error) error {
+	return r.again(ctx, func(_ context.Context, conn *pgx.Conn) error {
+		detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config.CommitTimeout)
+		defer cancel()
+		return do(detached, conn)
+	})
+}
+
+func (r *Runner) again(ctx context.Context, do func(context.Context, *pgx.Conn) error) error {
+	began, backoff := startStopwatch(), pauses{next: restartPause, last: restartPauseMax}
 	for {
 		err := r.once(ctx, do)
 		switch {
 		case err == nil, refusedForGood(err), errors.Is(err, idempotency.ErrLeaseLost), errors.Is(err, idempotency.ErrSchema):
 			return err
-		case !idempotency.Restartable(err) && !lost(err):
+		case !idempotency.Restartable(err) && !errors.Is(err, errConnectionLost), began.elapsed() > r.config.CommitTimeout:
 			return err
 		}
-		if backoff.sleep(ctx) != nil {
-			return err
+		if cause := backoff.sleep(ctx); cause != nil {
+			return errors.Join(err, cause)
 		}
 	}
 }
@@ -180,6 +193,9 @@ func (r *Runner) durably(ctx context.Context, do func(context.Context, *pgx.Conn
 func (r *Runner) once(ctx context.Context, do func(context.Context, *pgx.Conn) error) error {
 	conn, err := r.pool.Acquire(ctx)
 	if err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("txn: connect: %w", err)
+		}
 		return fmt.Errorf("%w: connect: %w", idempotency.ErrRestart, err)
 	}
 	defer conn.Release()
@@ -197,5 +213,3 @@ func (r *Runner) once(ctx context.Context, do func(context.Context, *pgx.Conn) e
 }
 
 var errConnectionLost = errors.New("txn: the connection was lost")
-
-func lost(err error) bool { return errors.Is(err, errConnectionLost) }

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -37,9 +37,6 @@ func (c *call) leaseTries(ctx context.Context) step {
 			c.leaveWait()
 			return c.runLeased(ctx, a, asked)
 		case idempotency.VerdictInProgress:
-			if a.Found && a.Record.State == idempotency.StateProcessing && !c.req.Fingerprint.Matches(a.Record.Fingerprint) {
-				return c.settle(idempotency.VerdictMismatch, a.Record)
-			}
 			if !c.enterWait() || c.waitOver() {
 				return step{kind: kindBusy, err: c.inProgress()}
 			}
@@ -58,7 +55,7 @@ func (c *call) acquireLease(ctx context.Context, token idempotency.AttemptToken)
 		return a, asked, context.Cause(ctx)
 	}
 	failpoint.Hit(failpoint.AcquireBefore)
-	err = c.runner.durably(ctx, func(bounded context.Context, conn *pgx.Conn) (err error) {
+	err = c.runner.impatiently(ctx, func(bounded context.Context, conn *pgx.Conn) (err error) {
 		if err := c.learnEpoch(bounded, conn); err != nil {
 			return err
 		}
@@ -77,9 +74,13 @@ func (c *call) runLeased(ctx context.Context, a idempotency.LeaseAcquisition, as
 	c.lease = &Lease{record: a.Record, runner: c.runner, steps: map[string]idempotency.Step{}}
 	c.tokens = append(c.tokens, a.Record.AttemptToken)
 	defer c.lease.end()
-	owned, lose := context.WithCancelCause(ctx)
-	defer lose(nil)
-	stop := c.keepLease(owned, asked, lose)
+	owned, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var lost atomic.Bool // not asked of the cause: ctx may itself be of a function that has lost another key
+	stop := c.keepLease(owned, asked, func(err error) {
+		lost.Store(true)
+		cancel(err)
+	})
 	// Also after a panic: what this attempt has begun is for the next one to find, and that should not wait for the lease.
 	returned := false
 	defer func() {
@@ -105,7 +106,7 @@ func (c *call) runLeased(ctx context.Context, a idempotency.LeaseAcquisition, as
 	stop()
 	c.lease.end()
 	switch {
-	case errors.Is(context.Cause(owned), idempotency.ErrLeaseLost):
+	case lost.Load():
 		return c.leaseLost(ctx, err)
 	case a.Verdict == idempotency.VerdictResolve:
 		return c.recordResolution(ctx, found, err)
@@ -132,8 +133,10 @@ func (c *call) stepsBefore(ctx context.Context) (steps []idempotency.Step, err e
 
 // leaseLost is the end of an attempt whose key somebody else may own. What that one records is the key's outcome.
 func (c *call) leaseLost(ctx context.Context, err error) step {
-	if r, found := c.ownRecord(ctx); found {
-		return step{out: outcome{record: r, own: true}} // recorded before it was lost
+	if c.unknown.running() { // a COMMIT of this attempt may have got through before
+		if r, found := c.ownRecord(ctx); found {
+			return step{out: outcome{record: r, own: true}}
+		}
 	}
 	if errors.Is(err, idempotency.ErrLeaseLost) {
 		return step{kind: kindAnswered, err: err}
@@ -302,86 +305,4 @@ func (c *call) lockLease(ctx context.Context, a *attempt) (started time.Time, er
 	a.open = true
 	a.guard.mayHaveCommitted.Store(false) // our own BEGIN
 	return c.store.LockLease(ctx, conn, c.lease.record.Owner())
-}
-
-// keepLease renews the lease until stop is called, on a connection of its own, and ends the function's context when it is
-// lost or may be.
-func (c *call) keepLease(ctx context.Context, asked stopwatch, lose context.CancelCauseFunc) (stop func()) {
-	done, finished := context.WithCancel(context.WithoutCancel(ctx))
-	var group sync.WaitGroup
-	group.Go(func() {
-		every := c.op.Lease / 3 // two tries before it ends
-		pause := every
-		for {
-			timer := time.NewTimer(min(pause, max(0, c.op.Lease-asked.elapsed())))
-			select {
-			case <-done.Done():
-				timer.Stop()
-				return
-			case <-timer.C:
-			}
-			began := startStopwatch()
-			err := c.runner.keeper.renew(done, c.lease.record.Owner(), c.op.Lease, every)
-			switch {
-			case err == nil:
-				asked, pause = began, every
-			case done.Err() != nil:
-				return
-			case errors.Is(err, idempotency.ErrLeaseLost) || asked.elapsed() >= c.op.Lease:
-				c.emit(ctx, idempotency.LeaseLost{Key: c.req.Key, Fence: c.lease.record.Fence, Err: err})
-				lose(errors.Join(idempotency.ErrLeaseLost, err))
-				return
-			default:
-				pause = every / 4
-			}
-		}
-	})
-	return func() {
-		finished()
-		group.Wait()
-	}
-}
-
-// keeper renews leases on a connection of its own: one of the pool may be minutes away when every call waits for one.
-type keeper struct {
-	watch *epochWatch // knows how to connect
-	store *idempotency.Store
-
-	mu   sync.Mutex
-	conn *pgx.Conn
-}
-
-func (k *keeper) renew(ctx context.Context, o idempotency.Owner, lease, timeout time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if ctx.Err() != nil {
-		return context.Cause(ctx) // another renewal took all the time
-	}
-	if k.conn == nil {
-		conn, err := k.watch.connect(ctx)
-		if err != nil {
-			return err
-		}
-		k.conn = conn
-	}
-	_, err := k.store.Renew(ctx, k.conn, o, lease)
-	if err != nil && !errors.Is(err, idempotency.ErrLeaseLost) {
-		k.drop() //nolint:contextcheck // not to be waited for
-	}
-	return err
-}
-
-func (k *keeper) drop() {
-	if k.conn != nil {
-		_ = k.conn.Close(canceled)
-		k.conn = nil
-	}
-}
-
-func (k *keeper) close() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.drop()
 }

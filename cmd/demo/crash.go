@@ -50,7 +50,7 @@ func payAndDie(ctx context.Context, text string) error {
 	if err != nil {
 		return err
 	}
-	defer runner.Close() //nolint:contextcheck // what a runner does beside its calls has no caller
+	defer runner.Close()
 	key, err := paying.operation().Key(idempotency.SingleTenant, o.Key)
 	if err != nil {
 		return err

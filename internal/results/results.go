@@ -83,7 +83,7 @@ func Decode[T any](codec Codec, resultType string, data []byte) (v T, err error)
 	case RawJSONType, JSON{}.Name():
 		codec = JSON{} // also for a caller that has another codec now: what an older release wrote stays readable
 	default:
-		return v, fmt.Errorf("this codec is %s", codec.Name())
+		return v, fmt.Errorf("was stored by another codec than %s", codec.Name())
 	}
 	if err := codec.Decode(data, &v); err != nil {
 		var zero T
