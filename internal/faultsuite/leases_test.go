@@ -87,9 +87,12 @@ var owners = childtest.Register("owners", func(ctx context.Context, a payArgs, t
 		all.Go(func() {
 			_, err := payOnce(ctx, r, pool, key, "stopped", func() {
 				tell(payFact{Key: key, Asked: true})
-				// The parent stops the process in here. Not by a clock that went on meanwhile: it must not be over at once.
-				for range 50 {
-					time.Sleep(20 * time.Millisecond)
+				// The parent stops the process from here on, and somebody else pays. As soon as the process goes on it commits,
+				// before any renewal can tell it the truth.
+				for paid := false; !paid; {
+					if err := pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM paid WHERE key = $1)`, key).Scan(&paid); err != nil {
+						return
+					}
 				}
 			})
 			lost := errors.Is(err, idempotency.ErrLeaseLost)
