@@ -81,7 +81,12 @@ func (q *quorum) take(ctx context.Context, n names, token idempotency.AttemptTok
 	switch {
 	case ctx.Err() != nil:
 		// Maybe on some nodes: its caller is gone, and nobody would renew or end it.
-		q.release(ctx, n, token, nil)
+		// Twice: on a node that hangs the release may overtake the mark, which came by another connection.
+		q.release(ctx, n, token, func(ctx context.Context) {
+			if pause(ctx, q.timeout) {
+				q.unlock(ctx, n, token)
+			}
+		})
 		done(n, errCallerGone)
 		return 0, context.Cause(ctx)
 	case errors.Is(err, errTaken):
