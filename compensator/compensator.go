@@ -1,8 +1,8 @@
 // Package compensator repairs: it finishes what a crash has left half done, and removes what is past its time. It is not the
 // saga's compensation, which undoes.
 //
-// One pass looks for leased records whose owner died and finishes them as their operation says, drops results and records
-// past their retention, and reads the epoch. Any number of replicas may run passes at the same time: every change repeats its
+// One pass looks for leased records whose owner died and finishes them as their operation says, makes fronts agree with
+// PostgreSQL, drops results and records past their retention, and reads the epoch. Any number of replicas may run passes at the same time: every change repeats its
 // condition inside the statement, so none is made twice.
 package compensator
 
@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -26,6 +27,9 @@ const (
 	DefaultTimeout  = 10 * time.Second
 	DefaultWorkers  = 8
 	DefaultActor    = "compensator"
+
+	DefaultLookback  = 10 * time.Minute
+	DefaultHealLimit = 100_000
 )
 
 // Config configures a Compensator. A zero field means its default.
@@ -44,6 +48,19 @@ type Config struct {
 	// Workers are the stale records that are worked on at the same time: their Resolvers may be slow.
 	// Default: 8.
 	Workers int
+	// Fronts are made to agree with PostgreSQL: the same, or made with the same configuration, that the runners have.
+	// Default: none.
+	Fronts []idempotency.Auditable
+	// Lookback is how far back outcomes are looked for that did not get to the fronts, in a compensator's first pass; later ones
+	// begin where the one before ended.
+	// Default: 10 min.
+	Lookback time.Duration
+	// HealLimit is how much of what a front keeps one pass looks at; the next one goes on behind it.
+	// Default: 100,000.
+	HealLimit int
+	// OnDrift is told of every difference between a front and PostgreSQL. It must be quick.
+	// Default: none.
+	OnDrift func(context.Context, Drift)
 	// DryRun counts and changes nothing.
 	// Default: false.
 	DryRun bool
@@ -75,6 +92,15 @@ func (c *Config) withDefaults() Config {
 	if d.Actor == "" {
 		d.Actor = DefaultActor
 	}
+	if d.Lookback == 0 {
+		d.Lookback = DefaultLookback
+	}
+	if d.HealLimit == 0 {
+		d.HealLimit = DefaultHealLimit
+	}
+	if d.OnDrift == nil {
+		d.OnDrift = func(context.Context, Drift) {}
+	}
 	if d.OnReport == nil {
 		d.OnReport = func(context.Context, Report, error) {}
 	}
@@ -96,6 +122,12 @@ func (c *Config) validate() error {
 		return invalid("Timeout", "must be at least 10ms")
 	case c.Workers < 1 || c.Workers > 1000:
 		return invalid("Workers", "must be from 1 to 1000")
+	case slices.Contains(c.Fronts, nil):
+		return invalid("Fronts", "must not hold nil")
+	case c.Lookback < time.Second:
+		return invalid("Lookback", "must be at least 1s")
+	case c.HealLimit < 1:
+		return invalid("HealLimit", "must be at least 1")
 	}
 	return nil
 }
@@ -108,6 +140,17 @@ type Report struct {
 	Unresolved int // the Resolver could not tell, or failed
 	Manual     int // wait for a person
 	Undeclared int // of operations that this compensator does not know
+
+	Examined   int // entries and marks of fronts that were held against PostgreSQL
+	Missing    int // differences, one field for each DriftKind
+	NoRecord   int
+	OtherEpoch int
+	Wrong      int
+	Endless    int
+	NoOwner    int
+	Unreadable int
+	Discarded  int // removed from fronts
+	Published  int // given to fronts
 
 	ResultsDropped int64
 	Purged         int64
@@ -128,6 +171,7 @@ type Compensator struct {
 	epoch      string        // of the pass before
 	results    batch
 	records    batch
+	healers    []*healer
 }
 
 // New returns a compensator on a pool of the primary. It does not connect.
@@ -155,6 +199,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Compensator, error) {
 		operations: operations, running: make(chan struct{}, 1),
 	}
 	c.results, c.records = newBatch(config.Batch), newBatch(config.Batch)
+	c.newHealers()
 	return c, nil
 }
 
@@ -192,7 +237,7 @@ func (c *Compensator) RunOnce(ctx context.Context) (report Report, err error) {
 	if err != nil {
 		return report, err
 	}
-	err = errors.Join(c.rescue(ctx, began, &report), c.purge(ctx, &report))
+	err = errors.Join(c.rescue(ctx, began, &report), c.heal(ctx, began, &report), c.purge(ctx, &report))
 	return report, err
 }
 

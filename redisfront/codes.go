@@ -18,6 +18,7 @@ const (
 	CodeSame        Code = 5
 	CodeRefused     Code = 6
 	CodeMismatch    Code = 7
+	CodeForeign     Code = 8
 	CodeInvalid     Code = 20
 	CodeTimeout     Code = 21
 	CodeOutOfMemory Code = 22
@@ -39,6 +40,7 @@ var codes = []struct {
 	{CodeSame, "SAME", "the state is there already"},
 	{CodeRefused, "REFUSED", "no transition leads from the state that is there to the one asked for"},
 	{CodeMismatch, "MISMATCH", "the transition's id was used for another state"},
+	{CodeForeign, "FOREIGN", "something that is not ours has our name"},
 	{CodeInvalid, "INVALID", "the script refused its arguments, or replied what this release does not know"},
 	{CodeTimeout, "TIMEOUT", "no reply in time"},
 	{CodeOutOfMemory, "OUT_OF_MEMORY", "Redis refuses writes: its memory is full and it may not evict"},

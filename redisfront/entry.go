@@ -61,17 +61,26 @@ func (f *Front) encode(r *idempotency.Record, n names, limit int) ([]byte, error
 }
 
 func (f *Front) decode(key idempotency.Key, n names, body []byte) (idempotency.Record, bool, error) {
+	plain, err := f.open(n, body)
+	if err != nil {
+		return idempotency.Record{}, false, err
+	}
+	return decodeEntry(key, plain)
+}
+
+// open returns what the sealer sealed.
+func (f *Front) open(n names, body []byte) ([]byte, error) {
 	if f.config.Sealer == nil {
-		return decodeEntry(key, body)
+		return body, nil
 	}
 	if len(body) == 0 || body[0] != sealedVersion {
-		return idempotency.Record{}, false, fmt.Errorf("%w: it is not sealed", errEntry)
+		return nil, fmt.Errorf("%w: it is not sealed", errEntry)
 	}
-	body, err := f.config.Sealer.Open(body[1:], []byte(n.entry))
+	plain, err := f.config.Sealer.Open(body[1:], []byte(n.entry))
 	if err != nil {
-		return idempotency.Record{}, false, fmt.Errorf("%w: %w", errEntry, err)
+		return nil, fmt.Errorf("%w: %w", errEntry, err)
 	}
-	return decodeEntry(key, body)
+	return plain, nil
 }
 
 func encodeEntry(r *idempotency.Record, limit int) ([]byte, error) {
@@ -100,18 +109,26 @@ func encodeEntry(r *idempotency.Record, limit int) ([]byte, error) {
 
 var errEntry = errors.New("entry does not read")
 
-// decodeEntry returns the record of an entry. elsewhere: it is final, and its result must be read from PostgreSQL.
-func decodeEntry(key idempotency.Key, body []byte) (r idempotency.Record, elsewhere bool, err error) {
+// splitEntry returns an entry's header and its result.
+func splitEntry(body []byte) (h header, result []byte, err error) {
 	if len(body) < 5 || body[0] != entryVersion {
-		return r, false, errEntry
+		return h, nil, errEntry
 	}
 	size, rest := binary.BigEndian.Uint32(body[1:5]), body[5:]
 	if uint64(size) > uint64(len(rest)) {
-		return r, false, errEntry
+		return h, nil, errEntry
 	}
-	var h header
 	if err := json.Unmarshal(rest[:size], &h); err != nil {
-		return r, false, fmt.Errorf("%w: %w", errEntry, err)
+		return h, nil, fmt.Errorf("%w: %w", errEntry, err)
+	}
+	return h, rest[size:], nil
+}
+
+// decodeEntry returns the record of an entry. elsewhere: it is final, and its result must be read from PostgreSQL.
+func decodeEntry(key idempotency.Key, body []byte) (r idempotency.Record, elsewhere bool, err error) {
+	h, result, err := splitEntry(body)
+	if err != nil {
+		return r, false, err
 	}
 	if h.Tenant != key.Tenant() || h.Operation != key.Operation() || h.Key != key.Value() {
 		return r, false, fmt.Errorf("%w: it is another key's", errEntry)
@@ -129,7 +146,7 @@ func decodeEntry(key idempotency.Key, body []byte) (r idempotency.Record, elsewh
 	}
 	copy(r.AttemptToken[:], h.AttemptToken)
 	if h.HasResult && !h.Elsewhere {
-		r.Result = append(make([]byte, 0, len(rest)-int(size)), rest[size:]...)
+		r.Result = append(make([]byte, 0, len(result)), result...)
 	}
 	return r, h.Elsewhere, nil
 }

@@ -165,7 +165,7 @@ func (f *Front) Publish(ctx context.Context, e idempotency.Entry) {
 		names: n, size: int64(len(body)),
 		command: command{
 			script: scriptPublish, keys: []string{n.entry, n.mark},
-			args: []any{e.Epoch, fmt.Sprintf("%019d", e.Record.Fence), body, milliseconds(life), bytesOf(e.Mark), n.channel},
+			args: []any{e.Epoch, fenceText(e.Record.Fence), body, milliseconds(life), bytesOf(e.Mark), n.channel},
 		},
 	}
 	if f.quorum != nil && e.Mark != (idempotency.AttemptToken{}) {
@@ -173,6 +173,9 @@ func (f *Front) Publish(ctx context.Context, e idempotency.Entry) {
 	}
 	f.add(ctx, j)
 }
+
+// fenceText has one length for all fences: they are compared as texts.
+func fenceText(fence int64) string { return fmt.Sprintf("%019d", fence) }
 
 // End removes the call's own mark.
 func (f *Front) End(ctx context.Context, key idempotency.Key, mark idempotency.AttemptToken) {

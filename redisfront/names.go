@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
-	"encoding/hex"
 
 	"github.com/pgonce/pgonce/idempotency"
 )
@@ -33,6 +32,13 @@ func (f *Front) names(key idempotency.Key) names {
 	return f.namesOf(key.Tenant(), key.Operation(), key.Value())
 }
 
+const (
+	// 132 bits: keys that met would only miss, since an entry carries its whole identity. They are of the hash whose first 64
+	// bits are Key.LockID: the audit finds the lock of a mark by it.
+	tagLength         = 22
+	operationTagBytes = 4
+)
+
 // namesOf makes the names of tenant, operation and value, or of something else that has as many parts as it likes.
 func (f *Front) namesOf(parts ...string) names {
 	hash := sha256.New()
@@ -40,9 +46,7 @@ func (f *Front) namesOf(parts ...string) names {
 		hash.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part))))
 		hash.Write([]byte(part))
 	}
-	operation := sha256.Sum256([]byte(parts[min(1, len(parts)-1)]))
-	// 132 bits: keys that met would only miss, since an entry carries its whole identity.
-	tag := base64.RawURLEncoding.EncodeToString(hash.Sum(nil))[:22]
-	base := f.config.Prefix + hex.EncodeToString(operation[:4]) + ":{" + tag + "}"
+	tag := base64.RawURLEncoding.EncodeToString(hash.Sum(nil))[:tagLength]
+	base := f.config.Prefix + operationTag(parts[min(1, len(parts)-1)]) + ":{" + tag + "}"
 	return names{base: base, entry: base + ":entry", mark: base + ":mark", channel: base + ":gone"}
 }

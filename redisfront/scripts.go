@@ -31,6 +31,8 @@ var (
 	scriptTransition = load("transition")
 	scriptMirror     = load("mirror")
 	scriptKeep       = load("keep")
+	scriptInspect    = load("inspect")
+	scriptDiscard    = load("discard")
 )
 
 func load(name string) script {

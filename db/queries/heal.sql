@@ -1,0 +1,28 @@
+-- What the heal pass asks: it reads, and changes nothing here.
+
+-- name: RecentOutcomes :many
+-- A page of the keys whose outcome was recorded in a span of time. By the index for the purge: an outcome's age is its
+-- retention less what is left of it. Those kept for ever are not in it.
+SELECT tenant, operation, key, expires_at
+FROM idempotency.records
+WHERE expires_at > sqlc.arg('since')::timestamptz + sqlc.arg('retention_us')::bigint * interval '1 microsecond'
+  AND expires_at <= sqlc.arg('until')::timestamptz + sqlc.arg('retention_us')::bigint * interval '1 microsecond'
+  AND (expires_at, key, tenant, operation) >
+      (sqlc.arg('after_expires_at')::timestamptz, sqlc.arg('after_key')::text, sqlc.arg('after_tenant')::text, sqlc.arg('after_operation')::text)
+  AND operation = ANY (sqlc.arg('operations')::text[])
+  AND (state = 'SUCCESS' OR state = 'FAILED' AND NOT retryable)
+ORDER BY expires_at, key, tenant, operation
+LIMIT sqlc.arg('batch');
+
+-- name: KeysRunning :many
+-- Which of these keys somebody runs right now: their lock is held, or their lease has not ended.
+SELECT (l.classid::bigint << 32 | l.objid::bigint)::bigint AS lock_id
+FROM pg_catalog.pg_locks AS l
+WHERE l.locktype = 'advisory' AND l.objsubid = 1
+  AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = pg_catalog.current_database())
+  AND (l.classid::bigint << 32 | l.objid::bigint) = ANY (@lock_ids::bigint[])
+UNION
+SELECT idempotency.lock_id(r.tenant, r.operation, r.key)::bigint
+FROM idempotency.records AS r
+WHERE r.state = 'PROCESSING' AND r.lease_expires_at > pg_catalog.statement_timestamp()
+  AND idempotency.lock_id(r.tenant, r.operation, r.key) = ANY (@lock_ids::bigint[]);
