@@ -221,7 +221,14 @@ func (c *Compensator) Run(ctx context.Context) {
 
 // RunOnce runs one pass, after any other of this compensator. A pass that fails in one part goes on with the next, and returns
 // all errors. When ctx ends it finishes what is on its way, and returns what ctx ended with.
-func (c *Compensator) RunOnce(ctx context.Context) (report Report, err error) {
+func (c *Compensator) RunOnce(ctx context.Context) (Report, error) {
+	return c.pass(ctx, func(ctx context.Context, began time.Time, report *Report) error {
+		return errors.Join(c.rescue(ctx, began, report), c.heal(ctx, began, report), c.purge(ctx, report))
+	})
+}
+
+// pass runs parts of a pass, alone, on a database that can be worked on.
+func (c *Compensator) pass(ctx context.Context, parts func(context.Context, time.Time, *Report) error) (report Report, err error) {
 	select {
 	case c.running <- struct{}{}:
 		defer func() { <-c.running }()
@@ -237,8 +244,13 @@ func (c *Compensator) RunOnce(ctx context.Context) (report Report, err error) {
 	if err != nil {
 		return report, err
 	}
-	err = errors.Join(c.rescue(ctx, began, &report), c.heal(ctx, began, &report), c.purge(ctx, &report))
+	err = parts(ctx, began, &report)
 	return report, err
+}
+
+// HealOnce runs the part of a pass that makes fronts agree with PostgreSQL, or in a dry run only says where they do not.
+func (c *Compensator) HealOnce(ctx context.Context) (Report, error) {
+	return c.pass(ctx, c.heal)
 }
 
 // call gives one statement its time. What is on its way when ctx ends is not cut off.

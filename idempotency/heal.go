@@ -99,3 +99,22 @@ func (s *Store) Running(ctx context.Context, db DB, lockIDs []int64) (map[int64]
 	}
 	return running, nil
 }
+
+// OperationSeen is an operation that records are of, for a tool that has no declarations.
+type OperationSeen struct {
+	Name      string
+	Retention time.Duration // the longest seen; 0: none
+}
+
+// OperationsSeen returns the operations of what was recorded lately, of what is to be forgotten next, and of what runs.
+func (s *Store) OperationsSeen(ctx context.Context, db DB) ([]OperationSeen, error) {
+	rows, err := dbsqlc.New(db).OperationsSeen(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("idempotency: look for operations: %w", translate(err))
+	}
+	seen := make([]OperationSeen, len(rows))
+	for i, row := range rows {
+		seen[i] = OperationSeen{Name: row.Operation, Retention: time.Duration(row.RetentionUs) * time.Microsecond}
+	}
+	return seen, nil
+}

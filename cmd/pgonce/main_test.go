@@ -2,7 +2,9 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"io"
 	"os"
 	"strings"
 	"testing"
@@ -37,6 +39,13 @@ func pgonce(t *testing.T, database, in string, args ...string) answer {
 	}}
 	code := run(t.Context(), args, w)
 	return answer{code, out.String(), err.String()}
+}
+
+// pgonceUntil is pgonce until ctx ends.
+func pgonceUntil(ctx context.Context, database string, args ...string) int {
+	return run(ctx, args, &world{in: strings.NewReader(""), out: io.Discard, err: io.Discard, getenv: func(name string) string {
+		return map[string]string{databaseVariable: database}[name]
+	}})
 }
 
 // object runs the command with --json and reads what it printed.

@@ -26,3 +26,19 @@ SELECT idempotency.lock_id(r.tenant, r.operation, r.key)::bigint
 FROM idempotency.records AS r
 WHERE r.state = 'PROCESSING' AND r.lease_expires_at > pg_catalog.statement_timestamp()
   AND idempotency.lock_id(r.tenant, r.operation, r.key) = ANY (@lock_ids::bigint[]);
+
+-- name: OperationsSeen :many
+-- The operations of what has been recorded lately, of what is to be forgotten next, and of what runs, with the longest
+-- retention seen, 0 for none: for a person's tool, which has no declarations.
+SELECT s.operation::text AS operation,
+       COALESCE(EXTRACT(epoch FROM max(s.expires_at - s.completed_at)) * 1000000, 0)::bigint AS retention_us
+FROM ((SELECT r.operation, r.expires_at, r.completed_at FROM idempotency.records AS r
+       WHERE r.expires_at IS NOT NULL ORDER BY r.expires_at DESC LIMIT 10000)
+      UNION ALL
+      (SELECT r.operation, r.expires_at, r.completed_at FROM idempotency.records AS r
+       WHERE r.expires_at > pg_catalog.statement_timestamp() ORDER BY r.expires_at LIMIT 10000)
+      UNION ALL
+      (SELECT r.operation, r.expires_at, r.completed_at FROM idempotency.records AS r
+       WHERE r.state = 'PROCESSING' ORDER BY r.lease_expires_at LIMIT 10000)) AS s
+GROUP BY s.operation
+ORDER BY s.operation;

@@ -44,6 +44,48 @@ func (q *Queries) KeysRunning(ctx context.Context, lockIds []int64) ([]int64, er
 	return items, nil
 }
 
+const OperationsSeen = `-- name: OperationsSeen :many
+SELECT s.operation::text AS operation,
+       COALESCE(EXTRACT(epoch FROM max(s.expires_at - s.completed_at)) * 1000000, 0)::bigint AS retention_us
+FROM ((SELECT r.operation, r.expires_at, r.completed_at FROM idempotency.records AS r
+       WHERE r.expires_at IS NOT NULL ORDER BY r.expires_at DESC LIMIT 10000)
+      UNION ALL
+      (SELECT r.operation, r.expires_at, r.completed_at FROM idempotency.records AS r
+       WHERE r.expires_at > pg_catalog.statement_timestamp() ORDER BY r.expires_at LIMIT 10000)
+      UNION ALL
+      (SELECT r.operation, r.expires_at, r.completed_at FROM idempotency.records AS r
+       WHERE r.state = 'PROCESSING' ORDER BY r.lease_expires_at LIMIT 10000)) AS s
+GROUP BY s.operation
+ORDER BY s.operation
+`
+
+type OperationsSeenRow struct {
+	Operation   string
+	RetentionUs int64
+}
+
+// The operations of what has been recorded lately, of what is to be forgotten next, and of what runs, with the longest
+// retention seen, 0 for none: for a person's tool, which has no declarations.
+func (q *Queries) OperationsSeen(ctx context.Context) ([]OperationsSeenRow, error) {
+	rows, err := q.db.Query(ctx, OperationsSeen)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []OperationsSeenRow
+	for rows.Next() {
+		var i OperationsSeenRow
+		if err := rows.Scan(&i.Operation, &i.RetentionUs); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const RecentOutcomes = `-- name: RecentOutcomes :many
 
 SELECT tenant, operation, key, expires_at
