@@ -17,6 +17,7 @@ import (
 
 	"github.com/pgonce/pgonce/compensator"
 	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/redisfront"
 	"github.com/pgonce/pgonce/txn"
 )
 
@@ -85,7 +86,7 @@ func (d *demo) showCrash(ctx context.Context, pool *pgxpool.Pool, database strin
 		return false, err
 	}
 	say("the gateway has charged order %d, and the service is killed before it knows: charges %d, record %s, order %s", id, paying.of(id), state, status)
-	c, err := newCompensator(pool, paying)
+	c, err := newCompensator(pool, paying, nil)
 	if err != nil {
 		return false, err
 	}
@@ -115,11 +116,14 @@ func (d *demo) showCrash(ctx context.Context, pool *pgxpool.Pool, database strin
 }
 
 // newCompensator makes the one that every deployment of the service has, in one of its processes or in all.
-func newCompensator(pool *pgxpool.Pool, paying *servedGateway) (*compensator.Compensator, error) {
+// front is nil without a Redis.
+func newCompensator(pool *pgxpool.Pool, paying *servedGateway, front *redisfront.Front) (*compensator.Compensator, error) {
 	p := &payments{gateway: &gatewayClient{base: paying.base}, pool: pool}
-	return compensator.New(pool, &compensator.Config{
-		Operations: []idempotency.Operation{createOrder, p.operation()}, Interval: 5 * time.Second,
-	})
+	cfg := &compensator.Config{Operations: []idempotency.Operation{createOrder, p.operation()}, Interval: 5 * time.Second}
+	if front != nil {
+		cfg.Fronts = []idempotency.Auditable{front}
+	}
+	return compensator.New(pool, cfg)
 }
 
 // killPayer starts a service that pays, and kills it as soon as the gateway has charged.

@@ -129,9 +129,16 @@ func (d *demo) run(ctx context.Context) (good bool, err error) {
 			return false, err
 		}
 	}
+	if d.chaos {
+		repaired, err := d.showChaos(ctx, pool, t.redis, instances[0].redis, paying)
+		if err != nil {
+			return false, err
+		}
+		paid = paid && repaired
+	}
 	if !d.once {
 		_, _ = fmt.Fprintf(d.out, "The service stays up on %s\nCtrl-C stops it and what was started for it.\n", addresses(instances))
-		c, err := newCompensator(pool, paying)
+		c, err := newCompensator(pool, paying, instances[0].redis)
 		if err != nil {
 			return false, err
 		}

@@ -17,6 +17,7 @@ type options struct {
 	unsafe    bool
 	strict    bool
 	killRedis bool
+	chaos     bool
 	instances int
 	storm     stormOptions
 }
@@ -64,6 +65,7 @@ func parseOptions(args []string, out io.Writer) (options, error) {
 	flags.BoolVar(&o.unsafe, "unsafe", false, "play the same storm without the library, to see what it is for")
 	flags.BoolVar(&o.strict, "strict", false, "PostgreSQL alone: no Redis and no cache")
 	flags.BoolVar(&o.killRedis, "kill-redis", false, "kill Redis in the middle of the storm, and start it again a little later")
+	flags.BoolVar(&o.chaos, "chaos", false, "afterwards let payments die and make Redis differ from PostgreSQL, and show the compensator's repair")
 	flags.IntVar(&o.instances, "instances", 1, "instances of the service on one database and one Redis; the storm goes to all of them")
 	flags.IntVar(&o.storm.users, "users", 100, "clients at work at the same time, at most")
 	flags.IntVar(&o.storm.keys, "keys", 100, "keys in a round")
@@ -96,6 +98,10 @@ func (o options) validate(arguments int) error {
 		return errors.New("-kill-redis needs a Redis: leave out -strict and -unsafe, which have none")
 	case o.killRedis && os.Getenv(envRedis) != "":
 		return errors.New("-kill-redis kills the demo's own Redis only: unset " + envRedis + ", which names somebody else's")
+	case o.chaos && !o.hybrid():
+		return errors.New("-chaos needs a Redis: leave out -strict and -unsafe, which have none")
+	case o.chaos && s.keys < 3:
+		return errors.New("-chaos needs at least 3 -keys: it breaks three kinds of what the storm has left")
 	case s.users < 1 || s.users > 10_000:
 		return errors.New("-users must be from 1 to 10000")
 	case s.keys < 1 || s.keys > 100_000:
