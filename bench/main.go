@@ -57,7 +57,7 @@ func parse(args []string, out io.Writer) (settings, error) {
 	flags.StringVar(&levels, "c", "1,8,32", "numbers of concurrent callers")
 	flags.DurationVar(&s.duration, "duration", 3*time.Second, "measured time of every variant at every number of callers")
 	flags.IntVar(&s.rounds, "rounds", 5, "rounds the duration is divided into; results are medians over them")
-	flags.StringVar(&only, "only", "", "groups (fresh, replay, fronted, fronted-replay, waiting, storm, lookup, big) or variants to run, separated by commas (default all but big)")
+	flags.StringVar(&only, "only", "", "groups (fresh, replay, fronted, fronted-replay, waiting, storm, lookup, upkeep, big) or variants to run, separated by commas (default all but upkeep and big)")
 	flags.BoolVar(&s.json, "json", false, "write JSON instead of tables")
 	flags.BoolVar(&s.check, "check", false, "exit with 1 if a target is missed")
 	flags.StringVar(&s.buffers, "buffers", "", "shared_buffers of the server (default 256MB; for -only big 1 GB for each million records)")
@@ -87,6 +87,8 @@ func parse(args []string, out io.Writer) (settings, error) {
 	}
 	switch {
 	case s.buffers != "":
+	case s.wantsUpkeep():
+		s.buffers = "4GB"
 	case s.wantsBig(bigParts...):
 		s.buffers = fmt.Sprintf("%dGB", max(1, s.records/1_000_000))
 	default:
@@ -107,7 +109,7 @@ func names() []string {
 	for _, kind := range waitings {
 		all = append(all, kind.name) // the first one is called like its group
 	}
-	return append(append(all, "storm", "lookup"), bigParts...)
+	return append(append(all, "storm", "lookup", upkeepGroup), bigParts...)
 }
 
 // What needs a Redis.
@@ -174,6 +176,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	if s.wantsBig(bigParts...) {
 		if err := r.measureBig(ctx, w, s, stderr); err != nil {
 			return fmt.Errorf("%s: %w", bigGroup, err)
+		}
+	}
+	if s.wantsUpkeep() {
+		if r.Upkeep, err = measureUpkeep(ctx, w, stderr); err != nil {
+			return fmt.Errorf("%s: %w", upkeepGroup, err)
 		}
 	}
 	r.Targets = targets(&r)

@@ -14,6 +14,7 @@ type report struct {
 	Waiting []waitingResult `json:"waiting,omitempty"`
 	Storms  []stormResult   `json:"storms,omitempty"`
 	Lookups []lookupResult  `json:"lookups,omitempty"`
+	Upkeep  *upkeepResult   `json:"upkeep,omitempty"`
 	Big     *bigResult      `json:"big,omitempty"`
 	Targets []target        `json:"targets"`
 
@@ -106,6 +107,9 @@ func (r *report) print(out io.Writer) error {
 		for _, l := range r.Lookups {
 			line("%s\t%.0f\t%d\t", l.Name, l.NS, l.Allocs)
 		}
+	}
+	if r.Upkeep != nil {
+		r.Upkeep.print(text, line)
 	}
 	if r.Big != nil {
 		r.Big.print(text, line)

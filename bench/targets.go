@@ -107,6 +107,9 @@ func targets(r *report) []target {
 		limit("look-up, "+l.Name+", ns", lookupNS, l.NS)
 		limit("look-up, "+l.Name+", allocations", lookupAllocs, float64(l.Allocs))
 	}
+	if r.Upkeep != nil {
+		all = append(all, r.Upkeep.targets()...)
+	}
 	if r.Big != nil {
 		for _, c := range r.Cells {
 			if base := bigBaselines[c.Variant]; base != "" {

@@ -34,14 +34,14 @@ type querier interface {
 }
 
 // Explain returns the plan of a query; analyze runs it.
-func Explain(ctx context.Context, q querier, sql string, analyze bool) (Plan, error) {
+func Explain(ctx context.Context, q querier, sql string, analyze bool, args ...any) (Plan, error) {
 	options := "FORMAT JSON"
 	if analyze {
 		options += ", ANALYZE, BUFFERS"
 	}
 	var text string
 	// Unprepared: no plan of an earlier question is used again.
-	if err := q.QueryRow(ctx, "EXPLAIN ("+options+") "+sql, pgx.QueryExecModeExec).Scan(&text); err != nil {
+	if err := q.QueryRow(ctx, "EXPLAIN ("+options+") "+sql, append([]any{pgx.QueryExecModeExec}, args...)...).Scan(&text); err != nil {
 		return Plan{}, fmt.Errorf("audittest: explain: %w", err)
 	}
 	var plans []Plan
