@@ -208,9 +208,7 @@ func (c *Compensator) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		report, err := c.RunOnce(ctx)
 		c.config.OnReport(ctx, report, err)
-		// Replicas that were started together must not come together for ever.
-		pause := c.config.Interval*9/10 + rand.N(c.config.Interval/5)
-		timer := time.NewTimer(pause)
+		timer := time.NewTimer(jittered(c.config.Interval))
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
@@ -218,6 +216,9 @@ func (c *Compensator) Run(ctx context.Context) {
 		}
 	}
 }
+
+// jittered is a tenth less to a tenth more: replicas that were started together must not come together for ever.
+func jittered(d time.Duration) time.Duration { return d*9/10 + rand.N(d/5) }
 
 // RunOnce runs one pass, after any other of this compensator. A pass that fails in one part goes on with the next, and returns
 // all errors. When ctx ends it finishes what is on its way, and returns what ctx ended with.

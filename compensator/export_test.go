@@ -1,0 +1,4 @@
+package compensator
+
+// Pause is what Run waits between passes.
+var Pause = jittered

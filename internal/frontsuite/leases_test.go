@@ -1,0 +1,190 @@
+package frontsuite
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgonce/pgonce/compensator"
+	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/idempotency/idempotencytest"
+	"github.com/pgonce/pgonce/localfront"
+	"github.com/pgonce/pgonce/redisfront"
+	"github.com/pgonce/pgonce/txn"
+)
+
+var capture = idempotency.Operation{Name: "payment.capture", Takeover: idempotency.TakeoverRerun, Wait: idempotency.NoWait}
+
+// till is a service that pays in the leased mode, before PostgreSQL a local front and Redis.
+type till struct {
+	*shop
+	charges int // of the function that runs
+}
+
+func newTill(t *testing.T, b *bench, op idempotency.Operation) *till {
+	t.Helper()
+	s := &shop{pool: b.pool}
+	client := redis.NewClient(&redis.Options{Addr: b.address, Password: b.password, ContextTimeoutEnabled: true})
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	var err error
+	s.redis, err = redisfront.New(client, &redisfront.Config{OnEvent: s.events.add})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.redis.Close()) })
+	s.local, err = localfront.New(nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.local.Close()) })
+	s.runner, err = txn.New(b.pool, &txn.Config{
+		Operations: append(idempotencytest.Operations(), op), Fronts: []idempotency.Front{s.local, s.redis}, OnEvent: s.events.add,
+	})
+	require.NoError(t, err)
+	t.Cleanup(s.runner.Close)
+	s.awaitEpoch(t)
+	return &till{shop: s}
+}
+
+func (l *till) pay(ctx context.Context, req idempotency.Request, fail error) (txn.Result[int], error) {
+	return txn.WithLease(ctx, l.runner, req, func(context.Context, *txn.Lease) (int, error) {
+		l.charges++
+		return l.charges, fail
+	}, func(ctx context.Context, tx pgx.Tx, n int) (int, error) {
+		_, err := tx.Exec(ctx, `INSERT INTO suite_orders (key) VALUES ($1)`, req.Key.Value())
+		return n, err
+	})
+}
+
+// A payment whose owner died, and of which there is no business row: it is made a retryable failure, the next caller runs it,
+// and no front keeps anybody from it or gives an older answer.
+func TestCase_S08_ARescuedKeyRunsAgain(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	s, ctx := newTill(t, b, capture), t.Context()
+	req := request(t, capture, "k")
+	store := idempotency.NewStore(pgx.QueryExecModeCacheStatement)
+	a, err := store.AcquireLease(ctx, b.pool, &idempotency.LeaseRequest{
+		Request: req, AttemptToken: idempotency.NewAttemptToken(), Lease: time.Second, Takeover: capture.Takeover,
+	})
+	require.NoError(t, err)
+	require.Equal(t, idempotency.VerdictRun, a.Verdict)
+	_, _, err = s.redis.Begin(ctx, idempotency.Ask{Key: req.Key, Fingerprint: req.Fingerprint}, idempotency.NewAttemptToken(), time.Hour) // its mark
+	require.NoError(t, err)
+	_, err = s.pay(ctx, req, nil)
+	require.ErrorIs(t, err, idempotency.ErrInProgress)
+	_, err = b.pool.Exec(ctx, `UPDATE idempotency.records SET lease_expires_at = statement_timestamp() - interval '1 s' WHERE key = 'k'`)
+	require.NoError(t, err)
+
+	c, err := compensator.New(b.pool, &compensator.Config{Operations: []idempotency.Operation{capture}, Fronts: []idempotency.Auditable{s.redis}})
+	require.NoError(t, err)
+	report, err := c.RunOnce(ctx)
+	require.NoError(t, err)
+	require.Equal(t, 1, report.Rescued)
+	require.Equal(t, 1, report.NoOwner, "the dead owner's mark")
+	paid, err := s.pay(ctx, req, nil)
+	require.NoError(t, err)
+	require.False(t, paid.Replayed)
+	require.Equal(t, 1, s.charges)
+	again, err := s.pay(ctx, req, nil)
+	require.NoError(t, err)
+	require.True(t, again.Replayed)
+	require.Equal(t, paid.Value, again.Value)
+	require.Equal(t, 1, s.charges)
+	require.Equal(t, 1, orders(t, b.pool, "k"))
+	require.NoError(t, s.redis.Flush(ctx))
+	report, err = c.HealOnce(ctx)
+	require.NoError(t, err)
+	require.Zero(t, report.Drifted())
+}
+
+// resolving finds out what a dead owner did.
+type resolving struct{ found idempotency.Resolution }
+
+func (r *resolving) Ask(context.Context, idempotency.Record, []idempotency.Step) (idempotency.Resolution, error) {
+	return r.found, nil
+}
+
+func (*resolving) Commit(ctx context.Context, tx pgx.Tx, r idempotency.Record, _ idempotency.Resolution) error {
+	_, err := tx.Exec(ctx, `INSERT INTO suite_orders (key) VALUES ($1)`, r.Key.Value())
+	return err
+}
+
+// Whatever is repaired, an answer that a client has is never replaced by another one, and none is made up.
+func TestCase_W08_ARepairInventsNoAnswer(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	ctx := t.Context()
+	resolver := &resolving{found: idempotency.Resolution{Outcome: idempotency.OutcomeSucceeded, ResultType: "json/1", Result: []byte(`42`)}}
+	op := capture
+	op.Takeover, op.Resolver = "", resolver
+	s := newTill(t, b, op)
+	c, err := compensator.New(b.pool, &compensator.Config{
+		Operations: append(idempotencytest.Operations(), op), Fronts: []idempotency.Auditable{s.redis},
+	})
+	require.NoError(t, err)
+
+	req := request(t, idempotencytest.Orders, "told")
+	told := s.place(t, req, "the very bytes \x00\xff")
+	require.NoError(t, s.redis.Flush(ctx))
+	require.NoError(t, b.admin.FlushAll(ctx).Err())
+	_, err = b.pool.Exec(ctx, `UPDATE idempotency.records SET created_at = created_at - interval '1 minute', acquired_at = acquired_at - interval '1 minute',
+		completed_at = completed_at - interval '1 minute', expires_at = expires_at - interval '1 minute' WHERE key = 'told'`)
+	require.NoError(t, err)
+	report, err := c.RunOnce(ctx)
+	require.NoError(t, err)
+	require.Equal(t, 1, report.Published)
+	other := newShop(t, fronts{redis: true}, b.address, b.password, b.pool) // with nothing in its memory
+	from := other.events.redis.Load()
+	req.Retry = true
+	again := other.place(t, req, "something else")
+	require.Equal(t, from+1, other.events.redis.Load())
+	require.True(t, again.Replayed)
+	require.Equal(t, told.Result, again.Result)
+	require.Equal(t, told.Record.AttemptToken, again.Record.AttemptToken)
+	require.Equal(t, told.Record.Fence, again.Record.Fence)
+
+	// What a Resolver found is recorded as it is, and then it is the answer for everybody.
+	dead := request(t, op, "dead")
+	_, err = idempotency.NewStore(pgx.QueryExecModeCacheStatement).AcquireLease(ctx, b.pool, &idempotency.LeaseRequest{
+		Request: dead, AttemptToken: idempotency.NewAttemptToken(), Lease: time.Second, Takeover: idempotency.TakeoverResolve, CanResolve: true,
+	})
+	require.NoError(t, err)
+	_, err = b.pool.Exec(ctx, `UPDATE idempotency.records SET lease_expires_at = statement_timestamp() - interval '1 s' WHERE key = 'dead'`)
+	require.NoError(t, err)
+	report, err = c.RunOnce(ctx)
+	require.NoError(t, err)
+	require.Equal(t, 1, report.Resolved)
+	resolver.found.Result = []byte(`43`)
+	for range 2 {
+		paid, err := s.pay(ctx, dead, nil)
+		require.NoError(t, err)
+		require.True(t, paid.Replayed)
+		require.Equal(t, 42, paid.Value)
+	}
+	var stored json.RawMessage
+	require.NoError(t, b.pool.QueryRow(ctx, `SELECT result FROM idempotency.audit WHERE key = 'dead'`).Scan(&stored))
+	require.JSONEq(t, `42`, string(stored))
+	require.Zero(t, s.charges)
+}
+
+// An error behind the mark takes it away, in the leased mode too: the next caller runs at once.
+func TestCase_L21_AFailedLeaseLeavesNoMark(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	s := newTill(t, b, capture)
+	req := request(t, capture, "k")
+	broken := errors.New("broken")
+	_, err := s.pay(t.Context(), req, broken)
+	require.ErrorIs(t, err, broken)
+	require.NoError(t, s.redis.Flush(t.Context()))
+	marks, err := b.admin.Keys(t.Context(), "*:mark").Result()
+	require.NoError(t, err)
+	require.Empty(t, marks)
+	paid, err := s.pay(t.Context(), req, nil)
+	require.NoError(t, err)
+	require.False(t, paid.Replayed)
+	require.Equal(t, 2, s.charges)
+}
