@@ -175,7 +175,7 @@ func (s *shop) settle(ctx context.Context) error {
 		const usable = ` WHERE state = 'SUCCESS' AND result IS NOT NULL AND result_expires_at IS NULL
 			AND expires_at > statement_timestamp() + interval '6 hours'`
 		const columns = `SELECT tenant, operation, key FROM idempotency.records`
-		const sample = 200_000
+		const sample = smallRecords // of both as many: this program's own memory costs something too
 		if s.keys, err = selectPlaced(ctx, conn, fmt.Sprintf(`%s TABLESAMPLE BERNOULLI (%g)`, columns,
 			min(100, 100*float64(sample)/float64(s.Records)))+usable); err != nil {
 			return err
