@@ -2,11 +2,14 @@ package db_test
 
 import (
 	"encoding/hex"
+	"math"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgonce/pgonce/idempotency"
 	"github.com/pgonce/pgonce/internal/pgtest"
 )
 
@@ -108,4 +111,24 @@ func TestLeases_ResolveIsSaidTwice(t *testing.T) {
 	for range 2 {
 		require.Equal(t, []string{"RESOLVE"}, column[string](t, conn, ask, second))
 	}
+}
+
+// A call that an attempt of a Go program has begun may be repeated by one of another language, and must be the same call.
+func TestLeases_DownstreamKeysOfGoAndSQLAgree(t *testing.T) {
+	t.Parallel()
+	conn := connect(t, pgtest.URL(t))
+	for _, g := range goldenLockIDs {
+		for _, generation := range []int64{1, 255, 256, math.MaxInt64} {
+			for _, name := range []string{"", "charge", "item-1", "schritt-ü-漢字-🙂", strings.Repeat("n", 255)} {
+				key, err := idempotency.NewKey(g.tenant, g.operation, g.key)
+				require.NoError(t, err)
+				record := idempotency.Record{Key: key, Generation: generation}
+				require.Equal(t, []string{record.DownstreamKey(name)}, column[string](t, conn,
+					`SELECT idempotency.downstream_key($1, $2, $3, $4, $5)`, g.tenant, g.operation, g.key, generation, name))
+			}
+		}
+	}
+	// Computed by hand (Python's hashlib): neither side may ever change, not even both at once.
+	require.Equal(t, []string{"CIvB7fraSGizAqbYSJVE_6Vo32hBJZ7i"},
+		column[string](t, conn, `SELECT idempotency.downstream_key('acme', 'payment.capture', 'k-1', 42, 'charge')`))
 }

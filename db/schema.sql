@@ -351,6 +351,20 @@ $$;
 
 COMMENT ON FUNCTION idempotency.current_epoch() IS 'The history this database is in: system identifier, timeline, start of the server and number of idempotency.epoch. NULL on a standby. Where the server does not tell identifier and timeline it is row-<number>: there a failover too needs begin_epoch().';
 
+CREATE FUNCTION idempotency.downstream_key(tenant text, operation text, key text, generation bigint, name text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+SELECT pg_catalog.translate(pg_catalog.encode(pg_catalog.substring(pg_catalog.sha256(
+        pg_catalog.int8send(pg_catalog.octet_length(tenant)::bigint)    || pg_catalog.convert_to(tenant, 'UTF8')
+     || pg_catalog.int8send(pg_catalog.octet_length(operation)::bigint) || pg_catalog.convert_to(operation, 'UTF8')
+     || pg_catalog.int8send(pg_catalog.octet_length(key)::bigint)       || pg_catalog.convert_to(key, 'UTF8')
+     || pg_catalog.int8send(pg_catalog.octet_length(name)::bigint)      || pg_catalog.convert_to(name, 'UTF8')
+     || pg_catalog.int8send(generation)
+    ), 1, 24), 'base64'), '+/', '-_')
+$$;
+
+COMMENT ON FUNCTION idempotency.downstream_key(tenant text, operation text, key text, generation bigint, name text) IS 'Idempotency key for a call to somebody else, the same as DownstreamKey in the library: the same in every attempt of one life of the key (tenant, operation, key, generation), another one for every name.';
+
 CREATE FUNCTION idempotency.durable() RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'

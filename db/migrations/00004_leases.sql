@@ -57,6 +57,20 @@ CREATE FUNCTION idempotency.fingerprint_of(payload bytea) RETURNS bytea
 SELECT '\x01'::bytea || pg_catalog.sha256('\x01'::bytea || pg_catalog.int8send(pg_catalog.octet_length(payload)::bigint) || payload)
 $$;
 
+-- What a call to somebody else presents as its idempotency key. The Go twin is Record.DownstreamKey; both must give the same,
+-- since an attempt of the one may repeat the call of the other. 24 bytes: no padding, and longer than anybody can guess.
+CREATE FUNCTION idempotency.downstream_key(tenant text, operation text, key text, generation bigint, name text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+SELECT pg_catalog.translate(pg_catalog.encode(pg_catalog.substring(pg_catalog.sha256(
+        pg_catalog.int8send(pg_catalog.octet_length(tenant)::bigint)    || pg_catalog.convert_to(tenant, 'UTF8')
+     || pg_catalog.int8send(pg_catalog.octet_length(operation)::bigint) || pg_catalog.convert_to(operation, 'UTF8')
+     || pg_catalog.int8send(pg_catalog.octet_length(key)::bigint)       || pg_catalog.convert_to(key, 'UTF8')
+     || pg_catalog.int8send(pg_catalog.octet_length(name)::bigint)      || pg_catalog.convert_to(name, 'UTF8')
+     || pg_catalog.int8send(generation)
+    ), 1, 24), 'base64'), '+/', '-_')
+$$;
+
 -- A commit that is acknowledged must be on disk, whatever the server has set: somebody is called because of it. Only ever made
 -- stricter.
 CREATE FUNCTION idempotency.durable() RETURNS void
@@ -399,6 +413,8 @@ COMMENT ON TYPE idempotency.acquisition IS
     'What idempotency.acquire answers: the verdict, and the record as it is now. RUN: the key is yours, with this fence and attempt token. REPLAY: result or error are the answer. GONE: done, its result was dropped. MISMATCH: the key was used with another payload. IN_PROGRESS: ask again later. RESOLVE: the key is yours, but find out first what the attempt before you did. MANUAL: its owner died, and a person must find out.';
 COMMENT ON FUNCTION idempotency.fingerprint_of(bytea) IS
     'Fingerprint of a request''s payload, the same as FingerprintBytes in the library.';
+COMMENT ON FUNCTION idempotency.downstream_key(text, text, text, bigint, text) IS
+    'Idempotency key for a call to somebody else, the same as DownstreamKey in the library: the same in every attempt of one life of the key (tenant, operation, key, generation), another one for every name.';
 COMMENT ON FUNCTION idempotency.acquire(text, text, text, bytea, bytea, interval, text, text, text, text, bytea[], boolean) IS
     'Asks for a key in the leased mode. Commit it before you call anybody; or do all of it in one transaction, and nothing is seen of it before COMMIT. Never waits. Give an attempt_token of your own (16 random bytes) to be able to ask again after a lost answer.';
 COMMENT ON FUNCTION idempotency.renew(text, text, text, bigint, bytea, interval) IS
@@ -425,6 +441,7 @@ DROP FUNCTION idempotency.renew(text, text, text, bigint, bytea, interval);
 DROP FUNCTION idempotency.lost(text, text, text, bigint);
 DROP FUNCTION idempotency.acquire(text, text, text, bytea, bytea, interval, text, text, text, text, bytea[], boolean);
 DROP FUNCTION idempotency.durable();
+DROP FUNCTION idempotency.downstream_key(text, text, text, bigint, text);
 DROP FUNCTION idempotency.fingerprint_of(bytea);
 DROP TYPE idempotency.acquisition;
 DROP TABLE idempotency.steps;
