@@ -51,7 +51,7 @@ func TestLeases_TheWholeLifeInSQL(t *testing.T) {
 	requireSQLState(t, "22023", exec(`SELECT idempotency.acquire('acme', 'payment.capture', 'k', NULL)`))
 	requireSQLState(t, "22023", exec(`SELECT idempotency.acquire('acme', 'payment.capture', NULL, idempotency.fingerprint_of($1))`, token))
 	require.Equal(t, "REPLAY SUCCESS 3", one(ask, []byte("10 EUR"), other, "RERUN"))
-	require.Equal(t, []string{"ACQUIRED", "FAILED", "ACQUIRED", "TAKEOVER"},
+	require.Equal(t, []string{"ACQUIRED", "FAILED", "ACQUIRED", "LEASE_LOST", "TAKEOVER"},
 		column[string](t, conn, `SELECT event FROM idempotency.attempts ORDER BY id`))
 	require.Equal(t, []string{"charge"}, column[string](t, conn, `SELECT name FROM idempotency.steps`))
 }
@@ -131,4 +131,58 @@ func TestLeases_DownstreamKeysOfGoAndSQLAgree(t *testing.T) {
 	// Computed by hand (Python's hashlib): neither side may ever change, not even both at once.
 	require.Equal(t, []string{"CIvB7fraSGizAqbYSJVE_6Vo32hBJZ7i"},
 		column[string](t, conn, `SELECT idempotency.downstream_key('acme', 'payment.capture', 'k-1', 42, 'charge')`))
+}
+
+// Whoever loses a key is named in the audit, with the attempt he was.
+func TestLeases_WhoLostTheKeyIsRecorded(t *testing.T) {
+	t.Parallel()
+	conn := connect(t, pgtest.URL(t))
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		_, err := conn.Exec(t.Context(), sql, args...)
+		require.NoError(t, err)
+	}
+	ask := func(executor string) {
+		t.Helper()
+		exec(`SELECT idempotency.acquire('acme', 'payment.capture', 'k', idempotency.fingerprint_of('x'), takeover => 'RERUN',
+			executor => $1, trace_id => 'trace of ' || $1)`, executor)
+	}
+	die := func() {
+		t.Helper()
+		exec(`UPDATE idempotency.records SET lease_expires_at = statement_timestamp() - interval '1 s'`)
+	}
+	ask("web-1")
+	ask("web-2") // in progress: nobody has lost anything
+	die()
+	ask("web-2")
+	die()
+	exec(`SELECT idempotency.rescue(tenant, operation, key, fence, 'compensator', 'stale') FROM idempotency.records`)
+	require.Equal(t, []string{
+		"ACQUIRED 1 web-1", "LEASE_LOST 1 web-1 by web-2", "TAKEOVER 2 web-2", "LEASE_LOST 2 web-2 by compensator",
+		"RESCUED 2 web-2 by compensator",
+	}, column[string](t, conn, `SELECT event || ' ' || attempt || ' ' || executor || COALESCE(' by ' || actor, '') FROM idempotency.attempts ORDER BY id`))
+	require.Equal(t, []bool{true, true}, column[bool](t, conn, `
+		SELECT l.attempt_token = b.attempt_token AND l.started_at = b.started_at AND l.trace_id = b.trace_id AND l.ended_at >= l.started_at
+		    AND l.reason IS NOT NULL AND l.outcome IS NULL
+		FROM idempotency.attempts AS l JOIN idempotency.attempts AS b ON b.fence = l.fence AND b.event IN ('ACQUIRED', 'TAKEOVER')
+		WHERE l.event = 'LEASE_LOST'`))
+}
+
+// That an owner has lost its key does not say what it has done: by the rule RESOLVE that is still to be found out.
+func TestLeases_ALostLeaseIsNotAnEnd(t *testing.T) {
+	t.Parallel()
+	conn := connect(t, pgtest.URL(t))
+	ask := func(token byte) []string {
+		t.Helper()
+		return column[string](t, conn, `SELECT a.verdict FROM idempotency.acquire('acme', 'payment.capture', 'k', idempotency.fingerprint_of('x'),
+			attempt_token => $1, takeover => 'RESOLVE', resolver => true) AS a`, append(make([]byte, 15), token))
+	}
+	require.Equal(t, []string{"RUN"}, ask(1))
+	_, err := conn.Exec(t.Context(), `UPDATE idempotency.records SET lease_expires_at = statement_timestamp() - interval '1 s'`)
+	require.NoError(t, err)
+	require.Equal(t, []string{"RESOLVE"}, ask(2))
+	_, err = conn.Exec(t.Context(), `SELECT idempotency.fail(tenant, operation, key, fence, attempt_token, 'BUSY', 'the gateway is away',
+		retryable => true) FROM idempotency.records`)
+	require.NoError(t, err)
+	require.Equal(t, []string{"RESOLVE"}, ask(3), "nobody has found out about the first attempt yet")
 }

@@ -139,7 +139,7 @@ BEGIN
               AND NOT EXISTS (
                 SELECT FROM idempotency.attempts AS e
                 WHERE e.tenant = a.tenant AND e.operation = a.operation AND e.key = a.key AND e.fence = a.fence
-                  AND e.ended_at IS NOT NULL)
+                  AND e.ended_at IS NOT NULL AND e.event <> 'LEASE_LOST')
         ) THEN 'RUN'
         WHEN r.takeover = 'RESOLVE' AND acquire.resolver THEN 'RESOLVE'
         ELSE 'MANUAL'
@@ -147,6 +147,9 @@ BEGIN
 
     IF verdict IN ('RUN', 'RESOLVE') THEN
         PERFORM idempotency.durable();
+        IF stale THEN
+            PERFORM idempotency.record_lost(r, runner, 'taken over after the end of its lease');
+        END IF;
         -- A failover may have set the sequence back behind the old fence.
         next := GREATEST(pg_catalog.nextval('idempotency.fence'), COALESCE(r.fence, 0) + 1);
         IF begins THEN
@@ -633,6 +636,18 @@ $$;
 
 COMMENT ON FUNCTION idempotency.lost(tenant text, operation text, key text, fence bigint) IS 'Raises ZP003.';
 
+CREATE FUNCTION idempotency.record_lost(record idempotency.records, actor text, reason text) RETURNS void
+    LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+INSERT INTO idempotency.attempts (tenant, operation, key, event, generation, fence, attempt, attempt_token, executor, trace_id,
+    started_at, ended_at, actor, reason)
+VALUES (record.tenant, record.operation, record.key, 'LEASE_LOST', record.generation, record.fence, record.attempt,
+    record.attempt_token, record.executor, record.trace_id, record.acquired_at, pg_catalog.statement_timestamp(), actor, reason)
+$$;
+
+COMMENT ON FUNCTION idempotency.record_lost(record idempotency.records, actor text, reason text) IS 'Notes in idempotency.attempts that the record''s owner has lost it.';
+
 CREATE FUNCTION idempotency.record_step(tenant text, operation text, key text, fence bigint, attempt_token bytea, name text, result bytea, result_type text DEFAULT 'json/1'::text) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -713,6 +728,7 @@ BEGIN
     IF r.state IS NULL THEN
         RETURN false;
     END IF;
+    PERFORM idempotency.record_lost(r, rescue.actor, rescue.reason);
     next := GREATEST(pg_catalog.nextval('idempotency.fence'), r.fence + 1);
     UPDATE idempotency.records AS x
     SET state = 'FAILED', retryable = true, fence = next, completed_at = pg_catalog.statement_timestamp(),
@@ -769,7 +785,7 @@ COMMENT ON COLUMN idempotency.attempts.key IS 'As in idempotency.records.';
 
 COMMENT ON COLUMN idempotency.attempts.id IS 'Order of the rows of one key.';
 
-COMMENT ON COLUMN idempotency.attempts.event IS 'ACQUIRED, TAKEOVER: a leased attempt began. FAILED: a final failure. RESCUED: the compensator ended a stale attempt. LEASE_LOST: an owner found its lease gone. OPERATOR: a person changed the record.';
+COMMENT ON COLUMN idempotency.attempts.event IS 'ACQUIRED, TAKEOVER: a leased attempt began. FAILED: a final failure. RESCUED: the compensator ended a stale attempt. LEASE_LOST: a stale attempt lost its key, by takeover or rescue. OPERATOR: a person changed the record.';
 
 COMMENT ON COLUMN idempotency.attempts.outcome IS 'State the event left the record in: PROCESSING, SUCCESS or FAILED. NULL: the event changed none.';
 
@@ -787,7 +803,7 @@ COMMENT ON COLUMN idempotency.attempts.trace_id IS 'Trace of the attempt. NULL: 
 
 COMMENT ON COLUMN idempotency.attempts.started_at IS 'When the attempt began.';
 
-COMMENT ON COLUMN idempotency.attempts.ended_at IS 'When the attempt ended. NULL: it had not.';
+COMMENT ON COLUMN idempotency.attempts.ended_at IS 'When the attempt ended. NULL: it had not. LEASE_LOST: when its ownership ended.';
 
 COMMENT ON COLUMN idempotency.attempts.error_code IS 'Code of the failure. NULL: none.';
 

@@ -61,7 +61,7 @@ func TestCase_S01_ADeadOwnersKeyIsTakenOver(t *testing.T) {
 	require.Equal(t, 1, d.charges())
 	require.Equal(t, 1, s.orders(t, "k"))
 	require.EqualValues(t, 1, stepRuns.Load())
-	require.Equal(t, []string{"ACQUIRED 1", "TAKEOVER 2"}, s.trace(t))
+	require.Equal(t, []string{"ACQUIRED 1", "LEASE_LOST 1", "TAKEOVER 2"}, s.trace(t))
 }
 
 // A lost lease ends the function's context, with its cause.

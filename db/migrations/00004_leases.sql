@@ -83,6 +83,17 @@ BEGIN
 END
 $$;
 
+-- An owner whose key is about to go to somebody else. Only its ownership ends here: what it did elsewhere nobody knows, and the
+-- rules RESOLVE and MANUAL ask until somebody says so.
+CREATE FUNCTION idempotency.record_lost(record idempotency.records, actor text, reason text) RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+    AS $$
+INSERT INTO idempotency.attempts (tenant, operation, key, event, generation, fence, attempt, attempt_token, executor, trace_id,
+    started_at, ended_at, actor, reason)
+VALUES (record.tenant, record.operation, record.key, 'LEASE_LOST', record.generation, record.fence, record.attempt,
+    record.attempt_token, record.executor, record.trace_id, record.acquired_at, pg_catalog.statement_timestamp(), actor, reason)
+$$;
+
 CREATE FUNCTION idempotency.acquire(
     tenant text, operation text, key text, fingerprint bytea,
     attempt_token bytea DEFAULT NULL, lease interval DEFAULT interval '30 seconds', takeover text DEFAULT 'MANUAL',
@@ -151,7 +162,7 @@ BEGIN
               AND NOT EXISTS (
                 SELECT FROM idempotency.attempts AS e
                 WHERE e.tenant = a.tenant AND e.operation = a.operation AND e.key = a.key AND e.fence = a.fence
-                  AND e.ended_at IS NOT NULL)
+                  AND e.ended_at IS NOT NULL AND e.event <> 'LEASE_LOST')
         ) THEN 'RUN'
         WHEN r.takeover = 'RESOLVE' AND acquire.resolver THEN 'RESOLVE'
         ELSE 'MANUAL'
@@ -159,6 +170,9 @@ BEGIN
 
     IF verdict IN ('RUN', 'RESOLVE') THEN
         PERFORM idempotency.durable();
+        IF stale THEN
+            PERFORM idempotency.record_lost(r, runner, 'taken over after the end of its lease');
+        END IF;
         -- A failover may have set the sequence back behind the old fence.
         next := GREATEST(pg_catalog.nextval('idempotency.fence'), COALESCE(r.fence, 0) + 1);
         IF begins THEN
@@ -377,6 +391,7 @@ BEGIN
     IF r.state IS NULL THEN
         RETURN false;
     END IF;
+    PERFORM idempotency.record_lost(r, rescue.actor, rescue.reason);
     next := GREATEST(pg_catalog.nextval('idempotency.fence'), r.fence + 1);
     UPDATE idempotency.records AS x
     SET state = 'FAILED', retryable = true, fence = next, completed_at = pg_catalog.statement_timestamp(),
@@ -395,6 +410,11 @@ CREATE OR REPLACE FUNCTION idempotency.schema_version() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$ SELECT 4 $$;
 -- +goose StatementEnd
+
+COMMENT ON COLUMN idempotency.attempts.event IS
+    'ACQUIRED, TAKEOVER: a leased attempt began. FAILED: a final failure. RESCUED: the compensator ended a stale attempt. LEASE_LOST: a stale attempt lost its key, by takeover or rescue. OPERATOR: a person changed the record.';
+COMMENT ON COLUMN idempotency.attempts.ended_at IS
+    'When the attempt ended. NULL: it had not. LEASE_LOST: when its ownership ended.';
 
 COMMENT ON TABLE idempotency.steps IS
     'Recovery points of leased operations: what a finished step came to, so that an attempt that takes over does not do it again.';
@@ -430,8 +450,14 @@ COMMENT ON FUNCTION idempotency.rescue(text, text, text, bigint, text, text, int
 COMMENT ON FUNCTION idempotency.durable() IS
     'Makes the transaction wait for the disk when it commits, if the session''s synchronous_commit would not.';
 COMMENT ON FUNCTION idempotency.lost(text, text, text, bigint) IS 'Raises ZP003.';
+COMMENT ON FUNCTION idempotency.record_lost(idempotency.records, text, text) IS
+    'Notes in idempotency.attempts that the record''s owner has lost it.';
 
 -- +goose Down
+
+COMMENT ON COLUMN idempotency.attempts.event IS
+    'ACQUIRED, TAKEOVER: a leased attempt began. FAILED: a final failure. RESCUED: the compensator ended a stale attempt. LEASE_LOST: an owner found its lease gone. OPERATOR: a person changed the record.';
+COMMENT ON COLUMN idempotency.attempts.ended_at IS 'When the attempt ended. NULL: it had not.';
 
 DROP FUNCTION idempotency.rescue(text, text, text, bigint, text, text, interval);
 DROP FUNCTION idempotency.record_step(text, text, text, bigint, bytea, text, bytea, text);
@@ -440,6 +466,7 @@ DROP FUNCTION idempotency.complete(text, text, text, bigint, bytea, bytea, text,
 DROP FUNCTION idempotency.renew(text, text, text, bigint, bytea, interval);
 DROP FUNCTION idempotency.lost(text, text, text, bigint);
 DROP FUNCTION idempotency.acquire(text, text, text, bytea, bytea, interval, text, text, text, text, bytea[], boolean);
+DROP FUNCTION idempotency.record_lost(idempotency.records, text, text);
 DROP FUNCTION idempotency.durable();
 DROP FUNCTION idempotency.downstream_key(text, text, text, bigint, text);
 DROP FUNCTION idempotency.fingerprint_of(bytea);

@@ -79,7 +79,8 @@ JOIN idempotency.records AS r ON r.tenant = a.tenant AND r.operation = a.operati
 WHERE a.tenant = @tenant AND a.operation = @operation AND a.key = @key AND a.event IN ('ACQUIRED', 'TAKEOVER')
   AND NOT EXISTS (
     SELECT FROM idempotency.attempts AS e
-    WHERE e.tenant = a.tenant AND e.operation = a.operation AND e.key = a.key AND e.fence = a.fence AND e.ended_at IS NOT NULL)
+    WHERE e.tenant = a.tenant AND e.operation = a.operation AND e.key = a.key AND e.fence = a.fence AND e.ended_at IS NOT NULL
+      AND e.event <> 'LEASE_LOST') -- then its ownership ended; what it did is not known
 ORDER BY a.id;
 
 -- name: OperatorFail :one

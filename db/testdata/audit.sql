@@ -51,9 +51,11 @@ VALUES ('acme', 'payment.capture', 'k-2003', 'SUCCESS', 14, 13, 2, '2026-03-08 1
     '2026-03-08 10:06:41.5Z', 'RESOLVE', 'pay-2:91:00be', decode(repeat('01', 33), 'hex'), decode(repeat('03', 16), 'hex'),
     'json/1', '{"payment_id": "pi_9"}');
 INSERT INTO idempotency.attempts (tenant, operation, key, event, outcome, generation, fence, attempt, executor, started_at,
-    actor, reason)
+    ended_at, actor, reason)
 VALUES
     ('acme', 'payment.capture', 'k-2003', 'ACQUIRED', 'PROCESSING', 13, 13, 1, 'pay-1:88:77aa', '2026-03-08 10:06:00Z',
-        'pay-1:88:77aa', NULL),
+        NULL, NULL, NULL),
+    ('acme', 'payment.capture', 'k-2003', 'LEASE_LOST', NULL, 13, 13, 1, 'pay-1:88:77aa', '2026-03-08 10:06:00Z',
+        '2026-03-08 10:06:40Z', 'pay-2:91:00be', 'taken over after the end of its lease'),
     ('acme', 'payment.capture', 'k-2003', 'TAKEOVER', 'PROCESSING', 13, 14, 2, 'pay-2:91:00be', '2026-03-08 10:06:40Z',
-        'pay-2:91:00be', 'lease ended');
+        NULL, NULL, NULL);
