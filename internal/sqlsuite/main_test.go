@@ -1,0 +1,9 @@
+package sqlsuite
+
+import (
+	"testing"
+
+	"github.com/pgonce/pgonce/internal/pgtest"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
