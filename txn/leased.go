@@ -85,7 +85,7 @@ func (c *call) runLeased(ctx context.Context, a idempotency.LeaseAcquisition, as
 	returned := false
 	defer func() {
 		stop()
-		if !returned {
+		if !returned && !c.unknown.running() { // else a COMMIT of this attempt may have got through
 			_ = c.failLease(ctx, &failure{code: codeError, message: "the function panicked"}, true)
 		}
 	}()
@@ -102,18 +102,21 @@ func (c *call) runLeased(ctx context.Context, a idempotency.LeaseAcquisition, as
 		err = c.foreign(owned, c.lease)
 		failpoint.Hit(failpoint.FunctionAfter)
 	}
-	returned = true
 	stop()
 	c.lease.end()
+	var s step
 	switch {
 	case lost.Load():
-		return c.leaseLost(ctx, err)
+		s = c.leaseLost(ctx, err)
 	case a.Verdict == idempotency.VerdictResolve:
-		return c.recordResolution(ctx, found, err)
+		s = c.recordResolution(ctx, found, err)
 	case err != nil:
-		return c.foreignFailed(ctx, err)
+		s = c.foreignFailed(ctx, err)
+	default:
+		s = c.commitLease(ctx, nil)
 	}
-	return c.commitLease(ctx, nil)
+	returned = true // commit may panic too
+	return s
 }
 
 // stepsBefore are those of earlier attempts.
