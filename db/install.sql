@@ -1015,6 +1015,27 @@ BEGIN
 END
 $$;
 
+-- For a table of the service that is written outside the transaction that completes: a trigger BEFORE UPDATE, by which the column
+-- named in its argument ("fence" without one) never goes back. An attempt that has lost its key cannot overwrite what a later one
+-- has written. One query for both rows: a name is only known here.
+CREATE FUNCTION idempotency.fence_guard() RETURNS trigger
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+    AS $$
+DECLARE
+    name    constant text := COALESCE(TG_ARGV[0], 'fence');
+    written bigint;
+    given   bigint;
+BEGIN
+    EXECUTE pg_catalog.format('SELECT ($1).%1$I, ($2).%1$I', name) INTO written, given USING OLD, NEW;
+    IF given < written OR given IS NULL AND written IS NOT NULL THEN
+        RAISE EXCEPTION 'the row was written with fence % and is not overwritten with fence %', written, COALESCE(given::text, 'NULL')
+            USING ERRCODE = 'ZP004', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME, COLUMN = name, CONSTRAINT = TG_NAME,
+                  HINT = 'Stop: another attempt has taken the key over.';
+    END IF;
+    RETURN NEW;
+END
+$$;
+
 CREATE OR REPLACE FUNCTION idempotency.schema_version() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$ SELECT 4 $$;
@@ -1055,6 +1076,8 @@ COMMENT ON FUNCTION idempotency.record_step(text, text, text, bigint, bytea, tex
     'Records what a step came to. ZP003: the key is not yours any more.';
 COMMENT ON FUNCTION idempotency.rescue(text, text, text, bigint, text, text, interval) IS
     'Makes a stale record with the rule RERUN or RESUME a retryable failure, for the compensator.';
+COMMENT ON FUNCTION idempotency.fence_guard() IS
+    'Trigger function for tables of the service: refuses an UPDATE that sets the fence column back, with ZP004. CREATE TRIGGER ... BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION idempotency.fence_guard(''column'').';
 COMMENT ON FUNCTION idempotency.durable() IS
     'Makes the transaction wait for the disk when it commits, if the session''s synchronous_commit would not.';
 COMMENT ON FUNCTION idempotency.lost(text, text, text, bigint) IS 'Raises ZP003.';

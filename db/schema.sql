@@ -422,6 +422,27 @@ $$;
 
 COMMENT ON FUNCTION idempotency.fail(tenant text, operation text, key text, fence bigint, attempt_token bytea, error_code text, error_message text, retryable boolean, result bytea, result_type text, retention interval, result_retention interval) IS 'Records a failure: final, or retryable, which the next caller may try again. ZP003: the key is not yours any more.';
 
+CREATE FUNCTION idempotency.fence_guard() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+DECLARE
+    name    constant text := COALESCE(TG_ARGV[0], 'fence');
+    written bigint;
+    given   bigint;
+BEGIN
+    EXECUTE pg_catalog.format('SELECT ($1).%1$I, ($2).%1$I', name) INTO written, given USING OLD, NEW;
+    IF given < written OR given IS NULL AND written IS NOT NULL THEN
+        RAISE EXCEPTION 'the row was written with fence % and is not overwritten with fence %', written, COALESCE(given::text, 'NULL')
+            USING ERRCODE = 'ZP004', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME, COLUMN = name, CONSTRAINT = TG_NAME,
+                  HINT = 'Stop: another attempt has taken the key over.';
+    END IF;
+    RETURN NEW;
+END
+$_$;
+
+COMMENT ON FUNCTION idempotency.fence_guard() IS 'Trigger function for tables of the service: refuses an UPDATE that sets the fence column back, with ZP004. CREATE TRIGGER ... BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION idempotency.fence_guard(''column'').';
+
 CREATE TABLE idempotency.records (
     tenant idempotency.tenant_name NOT NULL,
     operation idempotency.operation_name NOT NULL,

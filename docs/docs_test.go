@@ -151,6 +151,18 @@ func TestMachine_GoCodeIsTheExamples(t *testing.T) {
 	}
 }
 
+func TestLeases_FenceIsUsedAsInItsTest(t *testing.T) {
+	t.Parallel()
+	_, section, found := strings.Cut(read(t, "docs/leases.md"), "\n## Writes outside the transaction\n")
+	require.True(t, found)
+	blocks := regexp.MustCompile("(?s)```\\w+\n(.*?)```").FindAllStringSubmatch(section, -1)
+	require.Len(t, blocks, 2)
+	for _, block := range blocks {
+		code := strings.TrimSuffix(strings.TrimSpace(block[1]), ";")
+		require.True(t, strings.Contains(read(t, "txn/lease_fence_test.go"), code), "not in the test: %s", code)
+	}
+}
+
 func TestLinks_LeadSomewhere(t *testing.T) {
 	t.Parallel()
 	link := regexp.MustCompile(`\]\(([^)#]+)[^)]*\)`)

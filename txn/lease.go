@@ -25,6 +25,10 @@ type Lease struct {
 // Record is what is recorded of the key: which attempt this is, under which fence, and until when without a renewal.
 func (l *Lease) Record() idempotency.Record { return l.record.Clone() }
 
+// Fence is the number of this attempt: every later one has a higher fence. Write it into rows that foreign changes in
+// transactions of its own, and let idempotency.fence_guard refuse those of an attempt that has lost its key.
+func (l *Lease) Fence() int64 { return l.record.Fence }
+
 // DownstreamKey is the idempotency key for a call to somebody else: the same in every attempt, so that a call repeated after a
 // crash is not done twice there. Calls that are to be different, as for the items of one request, need different names.
 func (l *Lease) DownstreamKey(name string) string { return l.record.DownstreamKey(name) }
