@@ -29,11 +29,12 @@ CREATE TRIGGER shipments_fence BEFORE UPDATE ON shipments
 	req := leaseRequest(t, capture, "k")
 	stopped, resume, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
-		_, err := s.pay(context.Background(), req, func(_ context.Context, l *txn.Lease) (string, error) {
-			require.NoError(t, write(context.Background(), l, "packed by the first"))
+		_, err := s.pay(context.Background(), req, func(ctx context.Context, l *txn.Lease) (string, error) {
+			require.NoError(t, write(ctx, l, "packed by the first"))
 			close(stopped)
-			<-resume // as a process that is stopped: it does not see that its context has ended either
-			return "", write(context.Background(), l, "sent by the first")
+			<-resume                         // as a process that is stopped,
+			ctx = context.WithoutCancel(ctx) // which does not see that its context has ended
+			return "", write(ctx, l, "sent by the first")
 		})
 		ended <- err
 	}()

@@ -20,7 +20,7 @@ var update = flag.Bool("update", false, "write psql's answers into docs/sql_api.
 const guide = "../../docs/sql_api.md"
 
 // part is a piece of the guide's session with what psql prints for it, if it prints anything.
-var part = regexp.MustCompile("(?ms)^```sql\n(.*?)^```\n(?:```text\n(.*?)^```\n)?")
+var part = regexp.MustCompile("(?s)```sql\n(.*?\n)```\n(?:```text\n(.*?\n)```\n)?")
 
 // The guide's session, typed into psql as it is printed.
 func TestGuide_PsqlSaysWhatIsPrinted(t *testing.T) {

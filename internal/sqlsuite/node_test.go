@@ -155,7 +155,8 @@ func placeInGo(ctx context.Context, r *txn.Runner, req idempotency.Request) (ans
 	return answer{Value: req.Key.Value(), Result: string(res.Record.Result), Replayed: res.Replayed}, nil
 }
 
-// Programs in Go and in JavaScript are asked for the same orders at once, and one of the latter is killed meanwhile.
+// Programs in Go and in JavaScript are asked for the same orders at once. One of the latter is killed meanwhile, and one goes
+// through PgBouncer in transaction mode.
 func TestNode_RacesWithGoOnTheSameKeys(t *testing.T) {
 	t.Parallel()
 	const keys, floor = 300, 30
@@ -174,7 +175,11 @@ func TestNode_RacesWithGoOnTheSameKeys(t *testing.T) {
 	}
 	nodes := make([]*node, 3)
 	for i := range nodes {
-		nodes[i] = startNode(t, program, pool.Config().ConnString())
+		url := pool.Config().ConnString()
+		if i == 2 {
+			url = pgtest.ThroughPooler(t, url)
+		}
+		nodes[i] = startNode(t, program, url)
 	}
 
 	all := &answers{got: map[string][]answer{}}

@@ -37,12 +37,11 @@ func verdict(t *testing.T, conn *pgx.Conn) (verdict string) {
 
 const complete = `SELECT idempotency.complete(tenant, operation, key, fence, attempt_token, '1') FROM idempotency.records`
 
-func requireSQLState(t *testing.T, code string, err error) *pgconn.PgError {
+func requireSQLState(t *testing.T, code string, err error) {
 	t.Helper()
 	var server *pgconn.PgError
 	require.ErrorAs(t, err, &server)
 	require.Equal(t, code, server.Code, server.Message)
-	return server
 }
 
 // At the higher levels a transaction cannot see what was committed since its snapshot: it gets an error, not the key.
