@@ -188,3 +188,78 @@ func TestCase_L21_AFailedLeaseLeavesNoMark(t *testing.T) {
 	require.False(t, paid.Replayed)
 	require.Equal(t, 2, s.charges)
 }
+
+// panicking is a Resolver with a fault.
+type panicking struct{ resolving }
+
+func (*panicking) Ask(context.Context, idempotency.Record, []idempotency.Step) (idempotency.Resolution, error) {
+	panic("fault")
+}
+
+// Whatever becomes of a pass, the next one runs and does all of its parts that can be done.
+func TestCase_W07_TheNextPassAlwaysRuns(t *testing.T) {
+	t.Parallel()
+	node, password := ownRedis(t)
+	b := newBench(t)
+	b.address, b.password = node.Address(), password
+	ctx, op := t.Context(), idempotency.Operation{Name: "payment.odd", Resolver: &panicking{}}
+	s := newTill(t, b, capture)
+	store := idempotency.NewStore(pgx.QueryExecModeCacheStatement)
+	die := func(operation idempotency.Operation, value string) {
+		t.Helper()
+		req := request(t, operation, value)
+		rule := idempotency.TakeoverResolve
+		if operation.Resolver == nil {
+			rule = operation.Takeover
+		}
+		_, err := store.AcquireLease(ctx, b.pool, &idempotency.LeaseRequest{
+			Request: req, AttemptToken: idempotency.NewAttemptToken(), Lease: time.Second, Takeover: rule,
+		})
+		require.NoError(t, err)
+		_, err = b.pool.Exec(ctx, `UPDATE idempotency.records SET lease_expires_at = statement_timestamp() - interval '1 s' WHERE key = $1`, value)
+		require.NoError(t, err)
+	}
+	type pass struct {
+		report compensator.Report
+		err    error
+	}
+	passes := make(chan pass, 100)
+	c, err := compensator.New(b.pool, &compensator.Config{
+		Operations: []idempotency.Operation{capture, op}, Fronts: []idempotency.Auditable{s.redis}, Interval: time.Second,
+		OnReport: func(_ context.Context, r compensator.Report, err error) { passes <- pass{r, err} },
+	})
+	require.NoError(t, err)
+	running, stop := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		c.Run(running)
+		close(ended)
+	}()
+	until := func(what string, good func(pass) bool) {
+		t.Helper()
+		timeout := time.After(30 * time.Second)
+		for {
+			select {
+			case p := <-passes:
+				if good(p) {
+					return
+				}
+			case <-timeout:
+				t.Fatal("no pass that " + what)
+			}
+		}
+	}
+	until("is well", func(p pass) bool { return p.err == nil })
+	require.NoError(t, node.Kill())
+	die(capture, "while Redis is away")
+	until("rescues without Redis", func(p pass) bool { return p.err != nil && p.report.Rescued == 1 })
+	die(op, "whose Resolver panics")
+	die(capture, "beside it")
+	until("rescues beside a panic", func(p pass) bool { return p.err != nil && p.report.Rescued == 1 && p.report.Unresolved == 1 })
+	require.NoError(t, node.Start(ctx))
+	_, err = b.pool.Exec(ctx, `DELETE FROM idempotency.records WHERE operation = $1`, op.Name)
+	require.NoError(t, err)
+	until("is well again", func(p pass) bool { return p.err == nil })
+	stop()
+	<-ended
+}
