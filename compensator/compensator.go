@@ -55,7 +55,7 @@ type Config struct {
 	// begin where the one before ended.
 	// Default: 10 min.
 	Lookback time.Duration
-	// HealLimit is how much of what a front keeps one pass looks at; the next one goes on behind it.
+	// HealLimit is how many names of a front one pass looks at, others' names included; the next one goes on behind it.
 	// Default: 100,000.
 	HealLimit int
 	// OnDrift is told of every difference between a front and PostgreSQL. It must be quick.

@@ -101,7 +101,7 @@ func (h *healer) kept(ctx context.Context, report *Report) error {
 		if err != nil {
 			return err
 		}
-		looked += len(page)
+		looked += max(len(page), healPage) // also at what others keep there
 		report.Examined += len(page)
 		entries := page[:0]
 		for _, k := range page {
