@@ -238,3 +238,14 @@ func TestCall_MigrationUnderARunningProgramIsNoticed(t *testing.T) {
 		require.Equal(t, 1, s.orders(t, key))
 	}
 }
+
+func TestRunner_OperationHasItsDefaults(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	op, declared := s.runner.Operation(create.Name)
+	require.True(t, declared)
+	require.Equal(t, idempotency.DefaultWait, op.Wait)
+	require.Equal(t, idempotency.StrategyStrict, op.Strategy)
+	_, declared = s.runner.Operation("nobody.knows")
+	require.False(t, declared)
+}

@@ -76,6 +76,15 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Runner, error) {
 	return r, nil
 }
 
+// Operation returns an operation as it is declared, with its defaults; false: it is not.
+func (r *Runner) Operation(name string) (idempotency.Operation, bool) {
+	op := r.operations[name]
+	if op == nil {
+		return idempotency.Operation{}, false
+	}
+	return op.Operation, true
+}
+
 // Close ends what a runner with fronts or leases does beside its calls. The calls that run go on, without fronts. The pool and
 // the fronts stay open, they are the caller's.
 func (r *Runner) Close() {

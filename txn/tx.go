@@ -32,6 +32,7 @@ type txState struct {
 	// statement on a connection that the runner goes on to use. Rows are beyond its reach.
 	mu         sync.Mutex
 	ended      bool
+	used       bool
 	savepoints int
 }
 
@@ -62,6 +63,7 @@ func (t *handedTx) use() error {
 		t.mu.Unlock()
 		return pgx.ErrTxClosed
 	}
+	t.used = true
 	return nil
 }
 
@@ -219,6 +221,18 @@ func FromContext(ctx context.Context) (pgx.Tx, bool) {
 		return nil, false
 	}
 	return r.tx, true
+}
+
+// Used reports whether the function that was given tx has asked anything of it so far, its connection too. One that never
+// does writes elsewhere, if anywhere, and the commit protects nothing of that.
+func Used(tx pgx.Tx) bool {
+	t, ours := tx.(*handedTx)
+	if !ours {
+		return true
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.used
 }
 
 func withRunning(ctx context.Context, c *call, tx *handedTx) context.Context {

@@ -313,3 +313,28 @@ func TestTx_RunnerCalledFromInsideIsRefused(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, res.Replayed)
 }
+
+func TestTx_UsedSaysWhetherTheFunctionAskedAnything(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	for name, use := range map[string]func(context.Context, pgx.Tx){
+		"Nothing":   nil,
+		"Statement": func(ctx context.Context, tx pgx.Tx) { _, _ = tx.Exec(ctx, "SELECT 1") },
+		"Savepoint": func(ctx context.Context, tx pgx.Tx) { _, _ = tx.Begin(ctx) },
+		"Conn":      func(_ context.Context, tx pgx.Tx) { tx.Conn() },
+	} {
+		used, err := txn.WithIdempotency(t.Context(), s.runner, request(t, name, "body"), func(ctx context.Context, tx pgx.Tx) (bool, error) {
+			require.False(t, txn.Used(tx))
+			if use != nil {
+				use(ctx, tx)
+			}
+			return txn.Used(tx), nil
+		})
+		require.NoError(t, err)
+		require.Equal(t, use != nil, used.Value, name)
+	}
+	tx, err := s.direct.Begin(t.Context())
+	require.NoError(t, err)
+	require.True(t, txn.Used(tx), "of nobody else's is anything known")
+	require.NoError(t, tx.Rollback(t.Context()))
+}

@@ -78,7 +78,7 @@ func encodeOutcome[T any](codec Codec, op *idempotency.Operation, value T, err e
 		return payload{}, errors.Join(encodeErr, plain(err))
 	}
 	if op.ResultLimit >= 0 && len(data) > op.ResultLimit {
-		if !op.Tombstone {
+		if !op.Tombstone && !results.Droppable[T]() {
 			return payload{}, errors.Join(fmt.Errorf("%w: %d bytes, the limit of %s is %d; return less, or raise Operation.ResultLimit",
 				idempotency.ErrResultTooLarge, len(data), op.Name, op.ResultLimit), plain(err))
 		}

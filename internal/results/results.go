@@ -33,6 +33,19 @@ func (JSON) Encode(v any) ([]byte, error) { return json.Marshal(v) }
 // Decode unmarshals into v.
 func (JSON) Decode(data []byte, v any) error { return json.Unmarshal(data, v) }
 
+// Formed is a result that brings its own form, whatever codec the runner has: the response of an edge. *T implements it, for
+// the result T. Over the limit it is dropped, as with Operation.Tombstone: what was answered was answered whole.
+type Formed interface {
+	EncodeResult() (data []byte, resultType string, err error)
+	DecodeResult(resultType string, data []byte) error
+}
+
+// Droppable reports whether a result over the limit leaves a record without it, instead of an error.
+func Droppable[T any]() bool {
+	_, formed := any(new(T)).(Formed)
+	return formed
+}
+
 // Storable refuses types that no replay could have.
 func Storable[T any]() error {
 	if t := reflect.TypeFor[T](); t.Kind() == reflect.Interface && t.NumMethod() > 0 {
@@ -49,6 +62,8 @@ func Encode[T any](codec Codec, v T) (data []byte, resultType string, err error)
 		return Clone(*p), RawType, nil
 	case *json.RawMessage:
 		return Clone(*p), RawJSONType, nil // encoding/json would respell it, and the replay be another text
+	case Formed:
+		return p.EncodeResult()
 	}
 	if err := Storable[T](); err != nil {
 		return nil, "", fmt.Errorf("encode result: %w", err)
@@ -77,6 +92,9 @@ func Decode[T any](codec Codec, resultType string, data []byte) (v T, err error)
 		}
 		*raw = Clone(data)
 		return v, nil
+	case Formed:
+		err := raw.DecodeResult(resultType, data)
+		return v, err
 	}
 	switch resultType {
 	case codec.Name():
