@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgonce/pgonce/db"
 	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/idempotencyhttp"
 	"github.com/pgonce/pgonce/localfront"
 	"github.com/pgonce/pgonce/redisfront"
 	"github.com/pgonce/pgonce/txn"
@@ -118,6 +119,8 @@ func TestDefaults_TableIsTheCode(t *testing.T) {
 		fmt.Sprintf("| a machine's states | at most %d, of 1 to %d bytes |", idempotency.MaxStates, idempotency.MaxStateBytes),
 		fmt.Sprintf("| a machine's name | 1 to %d bytes |", idempotency.MaxOperationBytes),
 		fmt.Sprintf("| a transition's id | %d to %d bytes |", idempotency.MinKeyBytes, idempotency.MaxKeyBytes),
+		fmt.Sprintf("| HTTP, request body | %d MiB |", idempotencyhttp.DefaultMaxBody>>20),
+		fmt.Sprintf("| HTTP, response | %d MiB |", idempotencyhttp.DefaultMaxResponse>>20),
 		fmt.Sprintf("at least %d min; `Forever`", idempotency.MinRetention/time.Minute),
 		fmt.Sprintf("| tenant | 1 to %d bytes |", idempotency.MaxTenantBytes),
 		fmt.Sprintf("| operation | 1 to %d bytes |", idempotency.MaxOperationBytes),
@@ -139,6 +142,14 @@ func TestReadme_GoCodeIsTheExample(t *testing.T) {
 			require.Contains(t, example, part)
 		}
 	}
+}
+
+func TestHTTP_GoCodeIsTheExample(t *testing.T) {
+	t.Parallel()
+	example := read(t, "idempotencyhttp/example_test.go")
+	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(read(t, "docs/http.md"), -1)
+	require.Len(t, blocks, 1)
+	require.True(t, strings.Contains(example, blocks[0][1]), "not in the example: %s", blocks[0][1])
 }
 
 func TestMachine_GoCodeIsTheExamples(t *testing.T) {
