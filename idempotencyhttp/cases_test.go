@@ -94,6 +94,8 @@ func TestCase_H06_TenantsNeverSeeEachOther(t *testing.T) {
 	once, err := idempotencyhttp.New(s.runner, bearer, nil)
 	require.NoError(t, err)
 	block, blocked := make(chan struct{}), make(chan struct{})
+	release := sync.OnceFunc(func() { close(block) })
+	defer release()
 	s.open(t, once.Operation(create.Name)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {
 			close(blocked)
@@ -114,7 +116,7 @@ func TestCase_H06_TenantsNeverSeeEachOther(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, http.StatusCreated, b.status, "A cannot block B")
 	require.False(t, b.replayed())
-	close(block)
+	release()
 	group.Wait()
 	require.NoError(t, slowErr)
 	require.Equal(t, http.StatusCreated, slow.status)

@@ -52,9 +52,9 @@ type Config struct {
 	// Fingerprint tells a retry from another request.
 	// Default: FingerprintRequest.
 	Fingerprint Fingerprint
-	// Client names the caller in the record, for audit; at most 255 bytes.
+	// Client names the caller in the record, for audit; at most 255 bytes. body is the whole body.
 	// Default: none.
-	Client func(*http.Request) string
+	Client func(r *http.Request, body []byte) string
 	// OnUnprotected is told of each request that Optional let through, to be counted.
 	// Default: nobody is.
 	OnUnprotected func(*http.Request)
@@ -78,7 +78,7 @@ func (c *Config) withDefaults() Config {
 		d.Fingerprint = FingerprintRequest
 	}
 	if d.Client == nil {
-		d.Client = func(*http.Request) string { return "" }
+		d.Client = func(*http.Request, []byte) string { return "" }
 	}
 	if d.OnUnprotected == nil {
 		d.OnUnprotected = func(*http.Request) {}

@@ -55,7 +55,7 @@ func TestConfig_ClientIsRecorded(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	name := "someone"
-	s.serve(t, place, func(c *idempotencyhttp.Config) { c.Client = func(*http.Request) string { return name } })
+	s.serve(t, place, func(c *idempotencyhttp.Config) { c.Client = func(*http.Request, []byte) string { return name } })
 	s.post(t, "k", "")
 	var client string
 	require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT client FROM idempotency.records`).Scan(&client))

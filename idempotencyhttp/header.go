@@ -55,8 +55,9 @@ func KeyValue(h http.Header, strict bool) (string, error) {
 
 func badKey(rule string) *Problem { return problem(keyInvalid, HeaderKey, rule) }
 
-// keyOf makes the key of a request.
-func (m *Middleware) keyOf(r *http.Request, op idempotency.Operation) (idempotency.Key, error) {
+// Key is the key of a request, as the middleware reads it: for handlers that call package txn themselves. Its errors are for
+// ProblemOf.
+func (m *Middleware) Key(r *http.Request, op idempotency.Operation) (idempotency.Key, error) {
 	value, err := KeyValue(r.Header, m.config.Strict)
 	if err != nil {
 		return idempotency.Key{}, err

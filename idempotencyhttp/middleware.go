@@ -124,7 +124,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, op idempotenc
 func (m *Middleware) read(w http.ResponseWriter, r *http.Request, op idempotency.Operation) (*protected, error) {
 	p := &protected{}
 	var err error
-	if p.req.Key, err = m.keyOf(r, op); err != nil {
+	if p.req.Key, err = m.Key(r, op); err != nil {
 		return p, err
 	}
 	if p.body, err = m.readBody(w, r); err != nil {
@@ -133,7 +133,7 @@ func (m *Middleware) read(w http.ResponseWriter, r *http.Request, op idempotency
 	if p.req.Fingerprint, err = m.config.Fingerprint(r, p.body); err != nil {
 		return p, err
 	}
-	p.req.Client = m.config.Client(r)
+	p.req.Client = m.config.Client(r, p.body)
 	if rule, wrong := ruleOf(p.req.Validate()); wrong {
 		return p, &idempotency.ConfigError{Field: "Config.Client", Rule: rule}
 	}
@@ -213,6 +213,12 @@ func final(status int) error {
 func (m *Middleware) run(ctx context.Context, w http.ResponseWriter, r *http.Request, p *protected) (Response, error) {
 	rec := newRecorder(w, m.config.MaxResponse)
 	p.next.ServeHTTP(rec, again(ctx, r, p.body))
+	if rec.silent() && ctx.Err() != nil {
+		// A handler that sees its client gone, and returns with half its work done and nobody to write to. For net/http that is a
+		// 200, and it must not be one here.
+		rec.end()
+		return Response{}, context.Cause(ctx)
+	}
 	response, err := rec.finish()
 	if err != nil {
 		return Response{}, err

@@ -520,6 +520,40 @@ func TestOperation_ClientHangsUp(t *testing.T) {
 	require.Empty(t, s.log.String(), "nobody has to know")
 }
 
+func TestOperation_HandlerThatGivesUpSilentlyIsRolledBack(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	var silent bool
+	h := s.middleware(t).Operation(create.Name)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, err := insert(r); err != nil {
+			panic(err)
+		}
+		hangUp, _ := r.Context().Value(hangUpKey{}).(context.CancelFunc)
+		hangUp()
+		if silent {
+			return // between two statements: the transaction is as good as ever
+		}
+		w.WriteHeader(http.StatusCreated)
+	}))
+	for _, silent = range []bool{true, false} {
+		ctx, cancel := context.WithCancel(t.Context())
+		r := httptest.NewRequestWithContext(context.WithValue(ctx, hangUpKey{}, cancel), http.MethodPost, "/", nil)
+		r.Header.Set(idempotencyhttp.HeaderKey, "k")
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		if silent {
+			require.Equal(t, http.StatusServiceUnavailable, w.Code)
+			require.Zero(t, s.orders(t, "k"))
+			s.requireState(t, "k", "")
+			continue
+		}
+		require.Equal(t, http.StatusCreated, w.Code)
+		require.Equal(t, 1, s.orders(t, "k"), "a handler that has ended its work is committed")
+	}
+}
+
+type hangUpKey struct{}
+
 func TestOperation_ClientThatSendsHalfABody(t *testing.T) {
 	t.Parallel()
 	s := newSite(t).serve(t, place)

@@ -120,6 +120,20 @@ func bodyAllowed(status int) bool {
 	return status >= 200 && status != http.StatusNoContent && status != http.StatusNotModified
 }
 
+// silent reports whether nothing was written so far.
+func (r *recorder) silent() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.status == 0
+}
+
+// end ends the run without a response.
+func (r *recorder) end() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.over = true
+}
+
 // finish ends the run and gives its response. An error says that there is none that could be sent.
 func (r *recorder) finish() (Response, error) {
 	r.mu.Lock()
