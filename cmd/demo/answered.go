@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"net/http"
 
 	"github.com/pgonce/pgonce/idempotency"
 	"github.com/pgonce/pgonce/localfront"
@@ -43,3 +44,26 @@ func noteAnswered(ctx context.Context, e idempotency.Event) {
 		*by = byPostgreSQL
 	}
 }
+
+// tellAnswered tells who gave a replay of the middleware inside.
+func tellAnswered(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, by := withAnswered(r.Context())
+		next.ServeHTTP(&answeredWriter{w, by}, r.WithContext(ctx))
+	})
+}
+
+type answeredWriter struct {
+	http.ResponseWriter
+	by *string
+}
+
+func (w *answeredWriter) WriteHeader(status int) {
+	if *w.by != "" {
+		w.Header().Set(headerAnsweredBy, *w.by)
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap is for http.ResponseController.
+func (w *answeredWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

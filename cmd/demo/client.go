@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pgonce/pgonce/idempotencyhttp"
 )
 
 // What a client was told. Every request ends as one of these.
@@ -89,7 +91,7 @@ func (c *client) sendAndRead(ctx context.Context, base *url.URL, key, body strin
 	// Without it net/http cannot send the body again by itself, which it otherwise does for requests with our header:
 	// every request is to count once.
 	req.GetBody = nil
-	req.Header.Set(headerKey, key)
+	req.Header.Set(idempotencyhttp.HeaderKey, key)
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return err
@@ -111,7 +113,7 @@ func (t *told) read(resp *http.Response, answer []byte) error {
 			return fmt.Errorf("read order: %w", err)
 		}
 		t.outcome, t.order = executed, placed.ID
-		if resp.Header.Get(headerReplayed) == "true" {
+		if resp.Header.Get(idempotencyhttp.HeaderReplayed) == "true" {
 			t.outcome, t.by = replayed, resp.Header.Get(headerAnsweredBy)
 		}
 	case http.StatusConflict:
@@ -136,7 +138,7 @@ func (c *client) sendAndHangUp(ctx context.Context, base *url.URL, key, body str
 		sent = body[:len(body)/2]
 	}
 	_, err = fmt.Fprintf(conn, "POST /orders HTTP/1.1\r\nHost: %s\r\n%s: %s\r\nContent-Length: %d\r\n\r\n%s",
-		base.Host, headerKey, key, len(body), sent)
+		base.Host, idempotencyhttp.HeaderKey, key, len(body), sent)
 	if err == nil {
 		pause(ctx, k.patience)
 	}

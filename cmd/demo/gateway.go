@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/pgonce/pgonce/idempotencyhttp"
 )
 
 // gateway is somebody else's payment gateway, with a server and a memory of its own: whatever happens to the shop, what was
@@ -56,7 +58,7 @@ func (g *gateway) handler() http.Handler {
 
 func (g *gateway) post(w http.ResponseWriter, r *http.Request) {
 	var wanted charge
-	key := r.Header.Get(headerKey)
+	key := r.Header.Get(idempotencyhttp.HeaderKey)
 	if err := json.NewDecoder(io.LimitReader(r.Body, maxBody)).Decode(&wanted); err != nil || key == "" {
 		http.Error(w, "a key and a charge are needed", http.StatusBadRequest)
 		return
@@ -173,7 +175,7 @@ func (c *gatewayClient) do(ctx context.Context, method string, to *url.URL, key 
 		return done, err
 	}
 	if key != "" {
-		req.Header.Set(headerKey, key)
+		req.Header.Set(idempotencyhttp.HeaderKey, key)
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {

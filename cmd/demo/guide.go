@@ -5,6 +5,7 @@ import (
 	"net/url"
 	"strings"
 
+	"github.com/pgonce/pgonce/idempotencyhttp"
 	"github.com/pgonce/pgonce/internal/devstack"
 )
 
@@ -36,7 +37,7 @@ Look into the tables:
     -c 'SELECT key, state, age, duration, result, error FROM idempotency.audit ORDER BY created_at DESC LIMIT 10' \
     -c 'SELECT * FROM demo.orders ORDER BY id DESC LIMIT 10'
 
-`, base, orders, headerReplayed, psqlArgument(t.database, t.stack.Provider()), addresses(instances))
+`, base, orders, idempotencyhttp.HeaderReplayed, psqlArgument(t.database, t.stack.Provider()), addresses(instances))
 	if len(instances) > 1 {
 		_, _ = fmt.Fprint(d.out, "A key is one order, whichever of the instances is asked.\n\n")
 	}

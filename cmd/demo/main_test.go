@@ -18,6 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgonce/pgonce/idempotencyhttp"
 	"github.com/pgonce/pgonce/internal/devstack"
 	"github.com/pgonce/pgonce/internal/pgtest"
 )
@@ -111,7 +112,7 @@ type answer struct {
 
 func (a answer) by() string { return a.header.Get(headerAnsweredBy) }
 
-func (a answer) replayed() bool { return a.header.Get(headerReplayed) == "true" }
+func (a answer) replayed() bool { return a.header.Get(idempotencyhttp.HeaderReplayed) == "true" }
 
 func (s *shop) do(t *testing.T, method, path string, header http.Header, body io.Reader) answer {
 	t.Helper()
@@ -151,7 +152,7 @@ func (s *shop) get(t *testing.T, path string) answer {
 	return s.do(t, http.MethodGet, path, http.Header{}, nil)
 }
 
-func keyHeader(key string) http.Header { return http.Header{headerKey: {key}} }
+func keyHeader(key string) http.Header { return http.Header{idempotencyhttp.HeaderKey: {key}} }
 
 func (s *shop) postAt(t *testing.T, instance int, key, body string) answer {
 	t.Helper()
@@ -192,7 +193,7 @@ func requireProblem(t *testing.T, a answer, status int, name string) problem {
 	decoder.DisallowUnknownFields()
 	require.NoError(t, decoder.Decode(&p))
 	require.Equal(t, status, p.Status)
-	require.Equal(t, problemType+name, p.Type)
+	require.Equal(t, idempotencyhttp.TypeBase+name, p.Type)
 	require.NotEmpty(t, p.Title)
 	require.NotEmpty(t, p.Detail)
 	return p

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/idempotencyhttp"
 	"github.com/pgonce/pgonce/txn"
 )
 
@@ -131,7 +132,7 @@ func (p *payments) Commit(ctx context.Context, tx pgx.Tx, _ idempotency.Record, 
 func (s *service) postPayment(w http.ResponseWriter, r *http.Request) {
 	id, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
 	if err != nil {
-		notFound("Order ids are numbers.").write(w)
+		notFound("Order ids are numbers.").Write(w)
 		return
 	}
 	req, in, err := s.readPayment(w, r)
@@ -142,7 +143,7 @@ func (s *service) postPayment(w http.ResponseWriter, r *http.Request) {
 	ctx, answeredBy := withAnswered(r.Context())
 	res, err := s.payments.pay(ctx, s.runner, req, id, in.Card)
 	if res.Replayed || *answeredBy != "" {
-		w.Header().Set(headerReplayed, "true")
+		w.Header().Set(idempotencyhttp.HeaderReplayed, "true")
 		w.Header().Set(headerAnsweredBy, *answeredBy)
 	}
 	if err != nil {
@@ -154,7 +155,7 @@ func (s *service) postPayment(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *service) readPayment(w http.ResponseWriter, r *http.Request) (req idempotency.Request, in paymentRequest, err error) {
-	if req.Key, err = parseKey(s.payments.operation(), r.Header); err != nil {
+	if req.Key, err = s.once.Key(r, s.payments.operation()); err != nil {
 		return req, in, err
 	}
 	body, err := readBody(w, r)

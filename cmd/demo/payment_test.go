@@ -51,7 +51,7 @@ func TestPay_ChargesOnce(t *testing.T) {
 	requireProblem(t, s.pay(t, "p2", order, "4242"), http.StatusConflict, "not-payable")
 	requireProblem(t, s.pay(t, "p3", "/orders/4711", "4242"), http.StatusNotFound, "not-found")
 	requireProblem(t, s.pay(t, "p4", order, ""), http.StatusBadRequest, "invalid-request")
-	requireProblem(t, s.do(t, http.MethodPost, order+"/pay", http.Header{}, strings.NewReader(`{}`)), http.StatusBadRequest, "invalid-request")
+	requireProblem(t, s.do(t, http.MethodPost, order+"/pay", http.Header{}, strings.NewReader(`{}`)), http.StatusBadRequest, "key-missing")
 	require.Equal(t, 1, s.gateway.of(id))
 }
 

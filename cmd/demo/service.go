@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/idempotencyhttp"
 	"github.com/pgonce/pgonce/txn"
 )
 
@@ -30,6 +31,7 @@ const maxBody = 1 << 20
 type service struct {
 	pool     *pgxpool.Pool
 	runner   *txn.Runner
+	once     *idempotencyhttp.Middleware
 	payments *payments
 	// unsafe takes orders in a plain transaction, as if the header were not there.
 	unsafe bool
@@ -61,12 +63,25 @@ func newService(
 	if err != nil {
 		return nil, err
 	}
-	return &service{pool: pool, runner: runner, payments: paying, unsafe: unsafe, think: think, log: log}, nil
+	once, err := idempotencyhttp.New(runner, idempotencyhttp.SingleTenant, &idempotencyhttp.Config{
+		MaxBody: maxBody, Log: log,
+		Client: func(_ *http.Request, body []byte) string {
+			in, err := parseOrder(body)
+			if err != nil {
+				return "" // whatever stands there may be no name
+			}
+			return in.Customer
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &service{pool: pool, runner: runner, once: once, payments: paying, unsafe: unsafe, think: think, log: log}, nil
 }
 
 func (s *service) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /orders", s.postOrder)
+	mux.Handle("POST /orders", s.protected())
 	mux.HandleFunc("GET /orders/{id}", s.getOrder)
 	mux.HandleFunc("PUT /orders/{id}/status", s.putStatus)
 	mux.HandleFunc("POST /orders/{id}/pay", s.postPayment)
@@ -76,30 +91,40 @@ func (s *service) handler() http.Handler {
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Allow", allow)
-			newProblem(http.StatusMethodNotAllowed, "method-not-allowed", "This is not done here.", "Use "+allow+".").write(w)
+			newProblem(http.StatusMethodNotAllowed, "method-not-allowed", "This is not done here.", "Use "+allow+".").Write(w)
 		})
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		notFound("Try POST /orders, GET /orders/{id}, PUT /orders/{id}/status, POST /orders/{id}/pay or GET /stock/{sku}.").write(w)
+		notFound("Try POST /orders, GET /orders/{id}, PUT /orders/{id}/status, POST /orders/{id}/pay or GET /stock/{sku}.").Write(w)
 	})
 	return mux
 }
 
-// postOrder takes an order, once per key.
+// protected takes an order once per key. With -unsafe the header is there for nothing.
+func (s *service) protected() http.Handler {
+	post := http.HandlerFunc(s.postOrder)
+	if s.unsafe {
+		return post
+	}
+	return tellAnswered(s.once.Operation(createOrder.Name)(post))
+}
+
+// postOrder takes an order, in the transaction of its key. It knows nothing of retries: what it answers is recorded with the
+// order, a refusal too, and sent after COMMIT.
 func (s *service) postOrder(w http.ResponseWriter, r *http.Request) {
-	req, in, err := readOrder(w, r)
+	key, err := s.once.Key(r, createOrder)
 	if err != nil {
-		s.fail(w, r, req.Key, err)
+		s.fail(w, r, key, err)
 		return
 	}
-	ctx, answeredBy := withAnswered(r.Context())
-	placed, replayed, err := s.place(ctx, req, in)
-	if replayed {
-		w.Header().Set(headerReplayed, "true") // also where the outcome is a refusal
-		w.Header().Set(headerAnsweredBy, *answeredBy)
-	}
+	in, err := readOrder(w, r)
 	if err != nil {
-		s.fail(w, r, req.Key, err)
+		s.fail(w, r, key, err)
+		return
+	}
+	placed, err := s.place(r.Context(), key.Value(), in)
+	if err != nil {
+		s.fail(w, r, key, err)
 		return
 	}
 	w.Header().Set("Location", "/orders/"+strconv.FormatInt(placed.ID, 10))
@@ -107,22 +132,12 @@ func (s *service) postOrder(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusCreated, placed)
 }
 
-// readOrder makes of an HTTP request what the shop and the library want to know.
-func readOrder(w http.ResponseWriter, r *http.Request) (req idempotency.Request, in orderRequest, err error) {
-	if req.Key, err = parseKey(createOrder, r.Header); err != nil {
-		return req, in, err
-	}
+func readOrder(w http.ResponseWriter, r *http.Request) (orderRequest, error) {
 	body, err := readBody(w, r)
 	if err != nil {
-		return req, in, err
+		return orderRequest{}, err
 	}
-	if in, err = parseOrder(body); err != nil {
-		return req, in, err
-	}
-	// The body as it came: a client that retries sends the same bytes.
-	req.Fingerprint = idempotency.FingerprintBytes([]byte(r.Method+" "+r.URL.Path), body)
-	req.Client = in.Customer
-	return req, in, nil
+	return parseOrder(body)
 }
 
 func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
@@ -133,32 +148,25 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	return body, err
 }
 
-// place is the whole of what the library asks of a service. ctx is the request's: when the client hangs up, the
-// transaction is rolled back, record and all, unless its COMMIT is on the way already; a retry finds out which.
-func (s *service) place(ctx context.Context, req idempotency.Request, in orderRequest) (placed *order, replayed bool, err error) {
-	key := req.Key.Value()
-	if s.unsafe {
-		err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) (err error) {
-			placed, err = placeOrder(ctx, tx, key, in, s.think(key))
-			return err
-		})
-		return placed, false, err
+// place is in the transaction that the middleware has begun. ctx is the request's: when the client hangs up, it is rolled back,
+// record and all, unless its COMMIT is on the way already; a retry finds out which.
+func (s *service) place(ctx context.Context, key string, in orderRequest) (placed *order, err error) {
+	if tx, protected := txn.FromContext(ctx); protected {
+		return placeOrder(ctx, tx, key, in, s.think(key))
 	}
-	res, err := txn.WithIdempotency(ctx, s.runner, req, func(ctx context.Context, tx pgx.Tx) (*order, error) {
-		placed, err := placeOrder(ctx, tx, key, in, s.think(key))
-		if refused := (*refusal)(nil); errors.As(err, &refused) {
-			err = txn.Final(refused.code, refused) // recorded, and told again to every retry
-		}
-		return placed, err
+	// -unsafe
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) (err error) {
+		placed, err = placeOrder(ctx, tx, key, in, s.think(key))
+		return err
 	})
-	return res.Value, res.Replayed, err
+	return placed, err
 }
 
 func (s *service) getOrder(w http.ResponseWriter, r *http.Request) {
 	found := &order{}
 	id, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
 	if err != nil {
-		notFound("Order ids are numbers.").write(w)
+		notFound("Order ids are numbers.").Write(w)
 		return
 	}
 	err = s.pool.QueryRow(r.Context(), `
@@ -175,7 +183,7 @@ func (s *service) getStock(w http.ResponseWriter, r *http.Request) {
 	}
 	sku := r.PathValue("sku")
 	if validText("sku", sku, 1) != nil {
-		notFound("That cannot be the name of anything we sell.").write(w)
+		notFound("That cannot be the name of anything we sell.").Write(w)
 		return
 	}
 	err := s.pool.QueryRow(r.Context(), `SELECT sku, quantity FROM demo.stock WHERE sku = $1`, sku).
@@ -187,7 +195,7 @@ func (s *service) getStock(w http.ResponseWriter, r *http.Request) {
 func (s *service) answer(w http.ResponseWriter, r *http.Request, found any, err error) {
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		notFound("There is no such row.").write(w)
+		notFound("There is no such row.").Write(w)
 	case err != nil:
 		s.fail(w, r, idempotency.Key{}, err)
 	default:
@@ -205,5 +213,5 @@ func (s *service) fail(w http.ResponseWriter, r *http.Request, key idempotency.K
 	if p.Status >= http.StatusInternalServerError {
 		s.log.ErrorContext(r.Context(), "request failed", slog.String("path", r.Pattern), slog.Any("key", key), slog.Any("error", err))
 	}
-	p.write(w)
+	p.Write(w)
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgonce/pgonce/idempotencyhttp"
 )
 
 const coffee = `{"customer":"c-7","sku":"coffee","quantity":2}`
@@ -188,32 +190,33 @@ func TestPostOrder_InvalidRequestsNameFieldAndRule(t *testing.T) {
 		header      http.Header
 		body        string
 		field, rule string
+		kind        string
 	}{
-		"NoKey":          {http.Header{}, coffee, headerKey, "must be set"},
-		"TwoKeys":        {http.Header{headerKey: {"a", "b"}}, coffee, headerKey, "must be set once"},
-		"EmptyKey":       {keyHeader(""), coffee, headerKey, "must not be empty"},
-		"EmptyQuotedKey": {keyHeader(`""`), coffee, headerKey, "must not be empty"},
-		"BlankQuotedKey": {keyHeader(`"  "`), coffee, headerKey, "must not be blank"},
-		"OpenQuote":      {keyHeader(`"k1`), coffee, headerKey, "must end with the quote"},
-		"LongKey":        {keyHeader(strings.Repeat("k", 256)), coffee, headerKey, "must be at most 255 bytes"},
-		"KeyNotASCII":    {keyHeader("schlüssel"), coffee, headerKey, "must be printable ASCII"},
-		"NoBody":         {keyHeader("k"), ``, "body", "must be a JSON object"},
-		"NoJSON":         {keyHeader("k"), `order!`, "body", "must be a JSON object"},
-		"Array":          {keyHeader("k"), `[]`, "body", "must be a JSON object"},
-		"TwoObjects":     {keyHeader("k"), coffee + coffee, "body", "nothing behind it"},
-		"UnknownMember":  {keyHeader("k"), `{"customer":"c-7","sku":"tea","quantity":1,"price":0}`, "body", "nothing else"},
-		"WrongType":      {keyHeader("k"), `{"customer":1}`, "customer", "must be a string"},
-		"Fraction":       {keyHeader("k"), `{"customer":"c-7","sku":"tea","quantity":1.5}`, "quantity", "must be an integer"},
-		"NoCustomer":     {keyHeader("k"), `{"sku":"tea","quantity":1}`, "customer", "must be 1 to 100 bytes"},
-		"NoSKU":          {keyHeader("k"), `{"customer":"c-7","quantity":1}`, "sku", "must be 1 to 100 bytes"},
-		"NoQuantity":     {keyHeader("k"), `{"customer":"c-7","sku":"tea"}`, "quantity", "must be from 1 to 1000"},
-		"Negative":       {keyHeader("k"), `{"customer":"c-7","sku":"tea","quantity":-1}`, "quantity", "must be from 1 to 1000"},
-		"NUL":            {keyHeader("k"), `{"customer":"a\u0000","sku":"tea","quantity":1}`, "customer", "without control characters"},
+		"NoKey":          {http.Header{}, coffee, idempotencyhttp.HeaderKey, "must be set", "key-missing"},
+		"TwoKeys":        {http.Header{idempotencyhttp.HeaderKey: {"a", "b"}}, coffee, idempotencyhttp.HeaderKey, "must be set once", "key-invalid"},
+		"EmptyKey":       {keyHeader(""), coffee, idempotencyhttp.HeaderKey, "must not be empty", "key-invalid"},
+		"EmptyQuotedKey": {keyHeader(`""`), coffee, idempotencyhttp.HeaderKey, "must not be empty", "key-invalid"},
+		"BlankQuotedKey": {keyHeader(`"  "`), coffee, idempotencyhttp.HeaderKey, "must not be blank", "key-invalid"},
+		"OpenQuote":      {keyHeader(`"k1`), coffee, idempotencyhttp.HeaderKey, "must end with the quote it begins with", "key-invalid"},
+		"LongKey":        {keyHeader(strings.Repeat("k", 256)), coffee, idempotencyhttp.HeaderKey, "must be at most 255 bytes", "key-invalid"},
+		"KeyNotASCII":    {keyHeader("schlüssel"), coffee, idempotencyhttp.HeaderKey, "must be printable ASCII", "key-invalid"},
+		"NoBody":         {keyHeader("NoBody"), ``, "body", "must be a JSON object", "invalid-request"},
+		"NoJSON":         {keyHeader("NoJSON"), `order!`, "body", "must be a JSON object", "invalid-request"},
+		"Array":          {keyHeader("Array"), `[]`, "body", "must be a JSON object", "invalid-request"},
+		"TwoObjects":     {keyHeader("TwoObjects"), coffee + coffee, "body", "nothing behind it", "invalid-request"},
+		"UnknownMember":  {keyHeader("UnknownMember"), `{"customer":"c-7","sku":"tea","quantity":1,"price":0}`, "body", "nothing else", "invalid-request"},
+		"WrongType":      {keyHeader("WrongType"), `{"customer":1}`, "customer", "must be a string", "invalid-request"},
+		"Fraction":       {keyHeader("Fraction"), `{"customer":"c-7","sku":"tea","quantity":1.5}`, "quantity", "must be an integer", "invalid-request"},
+		"NoCustomer":     {keyHeader("NoCustomer"), `{"sku":"tea","quantity":1}`, "customer", "must be 1 to 100 bytes", "invalid-request"},
+		"NoSKU":          {keyHeader("NoSKU"), `{"customer":"c-7","quantity":1}`, "sku", "must be 1 to 100 bytes", "invalid-request"},
+		"NoQuantity":     {keyHeader("NoQuantity"), `{"customer":"c-7","sku":"tea"}`, "quantity", "must be from 1 to 1000", "invalid-request"},
+		"Negative":       {keyHeader("Negative"), `{"customer":"c-7","sku":"tea","quantity":-1}`, "quantity", "must be from 1 to 1000", "invalid-request"},
+		"NUL":            {keyHeader("NUL"), `{"customer":"a\u0000","sku":"tea","quantity":1}`, "customer", "without control characters", "invalid-request"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := requireProblem(t, s.do(t, http.MethodPost, "/orders", tt.header, strings.NewReader(tt.body)),
-				http.StatusBadRequest, "invalid-request")
+				http.StatusBadRequest, tt.kind)
 			require.Equal(t, tt.field, p.Field)
 			require.Contains(t, p.Rule, tt.rule)
 		})
@@ -238,7 +241,7 @@ func (s *shop) sendRaw(t *testing.T, key, body string) net.Conn {
 	t.Helper()
 	conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", s.instances[0].base.Host)
 	require.NoError(t, err)
-	_, err = fmt.Fprintf(conn, "POST /orders HTTP/1.1\r\nHost: x\r\n%s: %s\r\nContent-Length: %d\r\n\r\n%s", headerKey, key, len(body), body)
+	_, err = fmt.Fprintf(conn, "POST /orders HTTP/1.1\r\nHost: x\r\n%s: %s\r\nContent-Length: %d\r\n\r\n%s", idempotencyhttp.HeaderKey, key, len(body), body)
 	require.NoError(t, err)
 	return conn
 }

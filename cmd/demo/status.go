@@ -40,7 +40,7 @@ type orderStatus struct {
 func (s *service) putStatus(w http.ResponseWriter, r *http.Request) {
 	id, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
 	if err != nil {
-		notFound("Order ids are numbers.").write(w)
+		notFound("Order ids are numbers.").Write(w)
 		return
 	}
 	wanted, err := parseStatus(http.MaxBytesReader(w, r.Body, maxBody))
@@ -48,7 +48,7 @@ func (s *service) putStatus(w http.ResponseWriter, r *http.Request) {
 		err = s.move(r.Context(), id, wanted)
 	}
 	if errors.Is(err, idempotency.ErrNotFound) {
-		notFound("There is no such order.").write(w)
+		notFound("There is no such order.").Write(w)
 		return
 	}
 	if err != nil {
