@@ -59,9 +59,15 @@ func InProgress(t testing.TB, pool *pgxpool.Pool, key idempotency.Key) (release 
 	// A connection of its own: the program under test may have use for every one of the pool.
 	conn, err := pgx.ConnectConfig(t.Context(), pool.Config().ConnConfig.Copy())
 	require.NoError(t, err)
-	release = sync.OnceFunc(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
-	t.Cleanup(release)
 	tx, err := conn.Begin(t.Context())
+	release = sync.OnceFunc(func() {
+		ctx := context.WithoutCancel(t.Context())
+		if err == nil {
+			_ = tx.Rollback(ctx) // a closed connection lets go of the key a moment later
+		}
+		_ = conn.Close(ctx)
+	})
+	t.Cleanup(release)
 	require.NoError(t, err)
 	var locked bool
 	require.NoError(t, tx.QueryRow(t.Context(), `SELECT pg_try_advisory_xact_lock($1)`, key.LockID()).Scan(&locked))
