@@ -240,6 +240,26 @@ func TestCase_S14_Purge(t *testing.T) {
 	require.Equal(t, "PROCESSING", s.state(t, "runs"))
 }
 
+// Issued tokens that nobody used in time go too; the others stay.
+func TestPurge_UnusedTokens(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	for _, value := range []string{"used in time", "late", "new"} {
+		key, err := idempotency.NewKey("acme", "rerun", value)
+		require.NoError(t, err)
+		_, err = s.store.Issue(t.Context(), s.pool, key, 24*time.Hour)
+		require.NoError(t, err)
+	}
+	s.abandon(t, "rerun", "used in time", idempotency.TakeoverRerun)
+	s.exec(t, `UPDATE idempotency.records SET created_at = created_at - interval '25 h', expires_at = expires_at - interval '25 h' WHERE key = 'late'`)
+	report, err := s.open(t).RunOnce(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 1, report.Purged)
+	require.Equal(t, 0, s.count(t, `SELECT count(*) FROM idempotency.records WHERE key = 'late'`))
+	require.Equal(t, "INIT", s.state(t, "new"))
+	require.Equal(t, "FAILED retryable", s.state(t, "used in time"))
+}
+
 func TestPurge_ReplicasAtOnce(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)

@@ -207,6 +207,35 @@ $$;
 
 COMMENT ON FUNCTION idempotency.acquire(tenant text, operation text, key text, fingerprint bytea, attempt_token bytea, lease interval, takeover text, executor text, client text, trace_id text, also bytea[], resolver boolean) IS 'Asks for a key in the leased mode. Commit it before you call anybody; or do all of it in one transaction, and nothing is seen of it before COMMIT. Never waits. Give an attempt_token of your own (16 random bytes) to be able to ask again after a lost answer.';
 
+CREATE FUNCTION idempotency.acquire_issued(tenant text, operation text, key text, fingerprint bytea, attempt_token bytea DEFAULT NULL::bytea, lease interval DEFAULT '00:00:30'::interval, takeover text DEFAULT 'MANUAL'::text, executor text DEFAULT NULL::text, client text DEFAULT NULL::text, trace_id text DEFAULT NULL::text, also bytea[] DEFAULT '{}'::bytea[], resolver boolean DEFAULT false) RETURNS idempotency.acquisition
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+    answer idempotency.acquisition;
+    -- The lock that acquire takes too: whoever holds it gets it again. Without it somebody runs the key, and acquire says so,
+    -- also when the token's time is over by now.
+    locked constant boolean := pg_catalog.pg_try_advisory_xact_lock(
+        idempotency.lock_id(acquire_issued.tenant, acquire_issued.operation, acquire_issued.key));
+BEGIN
+    -- A statement of its own: its snapshot must be younger than the lock. Both statements ask for the same time, so a token
+    -- that is good here is good in acquire, also if the purge comes between them.
+    IF locked AND NOT EXISTS (
+        SELECT FROM idempotency.records AS r
+        WHERE r.tenant = acquire_issued.tenant AND r.operation = acquire_issued.operation AND r.key = acquire_issued.key
+          AND (r.state = 'PROCESSING' OR COALESCE(r.expires_at > pg_catalog.statement_timestamp(), true))
+    ) THEN
+        answer.verdict := 'NOT_ISSUED';
+        RETURN answer;
+    END IF;
+    RETURN idempotency.acquire(acquire_issued.tenant, acquire_issued.operation, acquire_issued.key, acquire_issued.fingerprint,
+        acquire_issued.attempt_token, acquire_issued.lease, acquire_issued.takeover, acquire_issued.executor,
+        acquire_issued.client, acquire_issued.trace_id, acquire_issued.also, acquire_issued.resolver);
+END
+$$;
+
+COMMENT ON FUNCTION idempotency.acquire_issued(tenant text, operation text, key text, fingerprint bytea, attempt_token bytea, lease interval, takeover text, executor text, client text, trace_id text, also bytea[], resolver boolean) IS 'The same as idempotency.acquire, for issued tokens only. NOT_ISSUED: there is no such token for this tenant and operation, or its time is over. Nothing may be done.';
+
 CREATE FUNCTION idempotency.as_json(bytes bytea) RETURNS json
     LANGUAGE plpgsql STABLE STRICT COST 1000
     AS $$
@@ -632,6 +661,27 @@ $$;
 
 COMMENT ON FUNCTION idempotency.fingerprint_of(payload bytea) IS 'Fingerprint of a request''s payload, the same as FingerprintBytes in the library.';
 
+CREATE FUNCTION idempotency.issue(tenant text, operation text, key text, life interval DEFAULT '24:00:00'::interval) RETURNS timestamp with time zone
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+    asked_at constant timestamptz := pg_catalog.statement_timestamp();
+BEGIN
+    IF COALESCE(issue.life < interval '1 second', true) THEN
+        RAISE EXCEPTION 'life of a token must be at least 1 s, is %', issue.life USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    -- No ON CONFLICT: a value that is there already, also as an expired record, is somebody else's. Fence 0: nobody has
+    -- acquired it. A crash of the server may forget the row where commits do not wait for the disk; then the token is refused,
+    -- and nothing was done with it.
+    INSERT INTO idempotency.records (tenant, operation, key, state, fence, generation, attempt, created_at, expires_at)
+    VALUES (issue.tenant, issue.operation, issue.key, 'INIT', 0, 0, 0, asked_at, asked_at + issue.life);
+    RETURN asked_at + issue.life;
+END
+$$;
+
+COMMENT ON FUNCTION idempotency.issue(tenant text, operation text, key text, life interval) IS 'Issues a token: a key, new and hard to guess, that may be used once, for this tenant and operation. Returns until when its first use must come. Nobody who does not use it has to give it back.';
+
 CREATE FUNCTION idempotency.lock_id(tenant text, operation text, key text) RETURNS bigint
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$
@@ -768,7 +818,7 @@ COMMENT ON FUNCTION idempotency.rescue(tenant text, operation text, key text, fe
 
 CREATE FUNCTION idempotency.schema_version() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    AS $$ SELECT 4 $$;
+    AS $$ SELECT 5 $$;
 
 COMMENT ON FUNCTION idempotency.schema_version() IS 'Version of this schema: the number of its newest migration.';
 

@@ -19,6 +19,9 @@ var (
 	ErrInProgress = errors.New("idempotency: key is in progress")
 	// ErrMismatch means that the key was used before with another payload; see MismatchError. Use a new key.
 	ErrMismatch = errors.New("idempotency: key was used with another payload")
+	// ErrNotIssued means that the operation runs for issued tokens only, and the key is none: it was never issued for this tenant
+	// and operation, or its time was over before its first use, or it is forged. Nothing was done: ask for a new token.
+	ErrNotIssued = errors.New("idempotency: key is no issued token, or its time is over: ask for a new one")
 	// ErrFailed means that the recorded outcome of this key is a failure; see FailedError. A retry replays it.
 	ErrFailed = errors.New("idempotency: operation failed")
 	// ErrResultExpired means that the operation was done, but its stored result was dropped already. It is never run again.

@@ -33,7 +33,7 @@ type Replayed struct {
 }
 
 // Refused says that the caller got no outcome, and why: ErrInProgress, ErrMismatch, ErrResultExpired, ErrNewerRecord,
-// ErrWrongMode, ErrRestartOuter.
+// ErrWrongMode, ErrNotIssued, ErrRestartOuter.
 type Refused struct {
 	Key      Key
 	Strategy Strategy

@@ -38,6 +38,8 @@ type LeaseRequest struct {
 	Takeover     Takeover // of a new record; an old one keeps its own
 	CanResolve   bool     // the caller asks the operation's Resolver if it must
 	TraceID      string
+	// RequireIssued refuses a key that is no issued token.
+	RequireIssued bool
 }
 
 // LeaseAcquisition is what PostgreSQL said. With VerdictRun and VerdictResolve the key is the caller's, as Record.Fence.
@@ -47,13 +49,17 @@ type LeaseAcquisition struct {
 	Found   bool
 }
 
-const leaseAcquire = `SELECT * FROM idempotency.acquire($1::text, $2::text, $3::text, $4::bytea, $5::bytea,
+const (
+	leaseArguments = `($1::text, $2::text, $3::text, $4::bytea, $5::bytea,
 	$6::bigint * interval '1 microsecond', $7::text, $8::text, $9::text, $10::text, $11::bytea[], $12::boolean)`
+	leaseAcquire       = `SELECT * FROM idempotency.acquire` + leaseArguments
+	leaseAcquireIssued = `SELECT * FROM idempotency.acquire_issued` + leaseArguments
+)
 
 // verdicts are those of the function in PostgreSQL.
 var verdicts = map[string]Verdict{
 	"RUN": VerdictRun, "RESOLVE": VerdictResolve, "REPLAY": VerdictReplay, "MISMATCH": VerdictMismatch, "GONE": VerdictGone,
-	"IN_PROGRESS": VerdictInProgress, "MANUAL": VerdictManual,
+	"IN_PROGRESS": VerdictInProgress, "MANUAL": VerdictManual, "NOT_ISSUED": VerdictNotIssued,
 }
 
 // AcquireLease asks for a key, in a transaction of its own where db is a pool or a connection. It never waits.
@@ -63,7 +69,11 @@ func (s *Store) AcquireLease(ctx context.Context, db DB, req *LeaseRequest) (Lea
 	for _, other := range req.Fingerprint.also {
 		also = append(also, other.Bytes())
 	}
-	row := db.QueryRow(ctx, leaseAcquire, key.tenant, key.operation, key.value, req.Fingerprint.Bytes(), req.AttemptToken[:],
+	ask := leaseAcquire
+	if req.RequireIssued {
+		ask = leaseAcquireIssued
+	}
+	row := db.QueryRow(ctx, ask, key.tenant, key.operation, key.value, req.Fingerprint.Bytes(), req.AttemptToken[:],
 		req.Lease.Microseconds(), string(req.Takeover), s.executor, optional(req.Client), optional(storable(req.TraceID, MaxTraceBytes)),
 		also, req.CanResolve)
 	a, err := scanAcquisition(key, row)

@@ -27,6 +27,9 @@ const (
 	// shorter one could expire a record before its own caller has found it.
 	MinRetention = 10 * time.Minute
 
+	// DefaultTokenLife is how long an issued token waits for its first use.
+	DefaultTokenLife = 24 * time.Hour
+
 	// Forever keeps records, or results, without an end.
 	Forever time.Duration = -1
 	// NoWait answers "in progress" at once.
@@ -68,6 +71,17 @@ type Operation struct {
 	// Resolver finds out what a dead owner did, for TakeoverResolve.
 	// Default: none.
 	Resolver Resolver
+	// RequireIssued runs the operation for issued tokens only: a key that was not issued for this tenant and operation, or
+	// whose time is over before its first use, is ErrNotIssued. What was done with a token is replayed as ever.
+	// Default: false.
+	RequireIssued bool
+	// Tokens makes the values of issued tokens. Under RequireIssued it also refuses, before any SQL, what it cannot have made:
+	// ids.NewTokens, with or without a signature. Without it tokens are made elsewhere, and PostgreSQL is asked about each.
+	// Default: none.
+	Tokens Tokens
+	// TokenLife is how long an issued token waits for its first use, at least 1 s.
+	// Default: 24 h.
+	TokenLife time.Duration
 }
 
 // Key returns the key of one request. tenant is whose key it is (SingleTenant where there is only one), value is the
@@ -90,6 +104,9 @@ func (o Operation) WithDefaults() Operation {
 	}
 	if o.Lease == 0 {
 		o.Lease = DefaultLease
+	}
+	if o.TokenLife == 0 {
+		o.TokenLife = DefaultTokenLife
 	}
 	if o.Takeover == "" {
 		o.Takeover = TakeoverManual
@@ -136,6 +153,10 @@ func (o Operation) Validate() error {
 		return invalid("ResultLimit", "must be positive, or -1 for no limit")
 	case o.Lease < time.Second:
 		return invalid("Lease", "must be at least 1s")
+	case o.TokenLife < time.Second:
+		return invalid("TokenLife", "must be at least 1s")
+	case o.RequireIssued && o.Strategy == StrategyCache:
+		return invalid("RequireIssued", "must not be with CACHE: which tokens were issued is in PostgreSQL")
 	}
 	return nil
 }

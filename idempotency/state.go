@@ -28,6 +28,7 @@ const (
 	VerdictWrongMode  Verdict = "wrong mode"  // the key lives in the leased mode
 	VerdictNewer      Verdict = "newer"       // a newer release wrote the record, in a way this one cannot compare
 	VerdictResolve    Verdict = "resolve"     // leased mode: the key is ours, and what the dead owner did must be found out first
+	VerdictNotIssued  Verdict = "not issued"  // the key must be an issued token, and is none
 	VerdictManual     Verdict = "manual"      // leased mode: the owner died, and a person must find out
 )
 
@@ -38,6 +39,8 @@ type Acquisition struct {
 	Found   bool      // a record exists, maybe an expired one
 	Record  Record    // valid if Found
 	Started time.Time // the transaction's start: completion refuses another transaction
+	// RequireIssued says that the key must be an issued token; the caller sets it.
+	RequireIssued bool
 }
 
 // Verdict applies the state machine of the transactional mode. The order of its checks is part of it: an expired record
@@ -56,6 +59,10 @@ func (a Acquisition) Verdict(fp Fingerprint, own ...AttemptToken) Verdict {
 			return v
 		}
 		return VerdictWrongMode
+	}
+	// Only with the lock: without it somebody may be running the token, which was good when that one began.
+	if a.RequireIssued && (!a.Found || a.Record.Expired) {
+		return VerdictNotIssued
 	}
 	return VerdictRun
 }

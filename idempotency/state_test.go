@@ -66,6 +66,15 @@ func TestVerdict(t *testing.T) {
 			require.Equal(t, test.notLocked, a.Verdict(fp, ours))
 			a.Locked = true
 			require.Equal(t, test.locked, a.Verdict(fp, ours))
+			// Where a token is required, only an unused one runs; everything else is answered as ever.
+			a.RequireIssued = true
+			if test.locked == VerdictRun && name != "unused token" {
+				require.Equal(t, VerdictNotIssued, a.Verdict(fp, ours))
+			} else {
+				require.Equal(t, test.locked, a.Verdict(fp, ours))
+			}
+			a.Locked = false
+			require.Equal(t, test.notLocked, a.Verdict(fp, ours), "somebody may be running it")
 			if test.record != nil {
 				v, _ := test.record.Verdict(fp)
 				require.Equal(t, test.withoutLock, v)

@@ -103,6 +103,8 @@ func (c *call) acquire(ctx context.Context, conn *pgx.Conn) (*guard, idempotency
 		return g, idempotency.Acquisition{}, err
 	}
 	a, err := c.store.Acquire(ctx, conn, c.req.Key, c.runner.config.Isolation)
+	// A token that was good when the function began stays good for this call, however late it ends.
+	a.RequireIssued = c.op.RequireIssued && c.runs == 0
 	return g, a, err
 }
 

@@ -68,6 +68,7 @@ type verdictKind int
 const (
 	kindDone     verdictKind = iota // an outcome
 	kindAnswered                    // an answer about the key, from its record: mismatch, result gone, ...
+	kindRefused                     // the key may not be used: nothing was ever done with it
 	kindFailed                      // the function's error or the database's; rolled back
 	kindBusy                        // the key is held by another attempt
 	kindAgain                       // look at the key again
@@ -229,6 +230,8 @@ func (c *call) settle(v idempotency.Verdict, r idempotency.Record) step {
 		return answered(idempotency.ErrWrongMode)
 	case idempotency.VerdictNewer:
 		return answered(idempotency.ErrNewerRecord)
+	case idempotency.VerdictNotIssued:
+		return step{kind: kindRefused, err: idempotency.ErrNotIssued}
 	case idempotency.VerdictManual:
 		return answered(fmt.Errorf("%w: its lease ended at %s", idempotency.ErrManual, r.LeaseExpiresAt.Format(time.RFC3339)))
 	}

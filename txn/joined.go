@@ -57,6 +57,7 @@ func (c *call) join(ctx context.Context, tx pgx.Tx) step {
 	if err != nil {
 		return failed(err)
 	}
+	acquired.RequireIssued = c.op.RequireIssued
 	switch v := acquired.Verdict(c.req.Fingerprint); v {
 	case idempotency.VerdictRun:
 	case idempotency.VerdictInProgress:

@@ -62,6 +62,7 @@ func (c *call) acquireLease(ctx context.Context, token idempotency.AttemptToken)
 		asked = startStopwatch()
 		a, err = c.store.AcquireLease(bounded, conn, &idempotency.LeaseRequest{
 			Request: c.req, AttemptToken: token, Lease: c.op.Lease, Takeover: c.op.Takeover, CanResolve: c.op.Resolver != nil, TraceID: c.traceID,
+			RequireIssued: c.op.RequireIssued,
 		})
 		return err
 	})

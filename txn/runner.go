@@ -111,28 +111,48 @@ func (r *Runner) check(ctx context.Context, q idempotency.Querier, req idempoten
 	if err := req.Validate(); err != nil {
 		return nil, err
 	}
-	op := r.operations[req.Key.Operation()]
+	op, err := r.operation(req.Key.Operation())
+	if err != nil {
+		return nil, err
+	}
+	if op.RequireIssued && op.Tokens != nil {
+		// Also before fronts are asked: whoever sends made-up tokens costs nobody but this process.
+		if err := op.Tokens.Verify(req.Key.Tenant(), req.Key.Operation(), req.Key.Value()); err != nil {
+			return nil, err
+		}
+	}
+	return op, r.checkDatabase(ctx, q)
+}
+
+// operation returns a declared operation.
+func (r *Runner) operation(name string) (*operation, error) {
+	op := r.operations[name]
 	if op == nil {
 		return nil, &idempotency.ConfigError{
 			Field: "operation",
-			Rule:  fmt.Sprintf("must be declared in Config.Operations, %q is not", req.Key.Operation()),
-		}
-	}
-	if !r.checked.Load() {
-		err := r.store.Check(ctx, q)
-		if err != nil && !errors.Is(err, idempotency.ErrSchema) && q == idempotency.Querier(r.pool) && ctx.Err() == nil {
-			err = r.store.Check(ctx, q) // once more: the first may have met a connection that was dead already
-		}
-		switch {
-		case err == nil:
-			r.checked.Store(true)
-		case errors.Is(err, idempotency.ErrSchema) || errors.Is(err, idempotency.ErrReadOnly) || ctx.Err() != nil || refusedForGood(err):
-			return nil, err
-		default:
-			return nil, fmt.Errorf("%w: %w", idempotency.ErrRestart, err)
+			Rule:  fmt.Sprintf("must be declared in Config.Operations, %q is not", name),
 		}
 	}
 	return op, nil
+}
+
+// checkDatabase refuses, once per runner, a database we cannot work on.
+func (r *Runner) checkDatabase(ctx context.Context, q idempotency.Querier) error {
+	if r.checked.Load() {
+		return nil
+	}
+	err := r.store.Check(ctx, q)
+	if err != nil && !errors.Is(err, idempotency.ErrSchema) && q == idempotency.Querier(r.pool) && ctx.Err() == nil {
+		err = r.store.Check(ctx, q) // once more: the first may have met a connection that was dead already
+	}
+	switch {
+	case err == nil:
+		r.checked.Store(true)
+		return nil
+	case errors.Is(err, idempotency.ErrSchema) || errors.Is(err, idempotency.ErrReadOnly) || ctx.Err() != nil || refusedForGood(err):
+		return err
+	}
+	return fmt.Errorf("%w: %w", idempotency.ErrRestart, err)
 }
 
 // rate is an exponentially weighted share of calls, the last 32 or so.

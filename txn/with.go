@@ -28,8 +28,8 @@ type Result[T any] struct {
 //
 // Errors, all in package idempotency. Recorded, and never run again: ErrFailed (*FailedError, its body in Value),
 // ErrTransactionEnded, ErrResultExpired, ErrResultDecode. Another request's record: ErrMismatch. Retry with the same key:
-// ErrInProgress, ErrOutcomeUnknown, ErrRestart, ErrNewerRecord, ErrReadOnly. Refused before any SQL: ErrInvalid. To be
-// mended in the program: ErrConfig, ErrSchema, ErrNested, ErrWrongMode, ErrResultTooLarge, ErrAborted. Any other error is
+// ErrInProgress, ErrOutcomeUnknown, ErrRestart, ErrNewerRecord, ErrReadOnly. Ask for a new token: ErrNotIssued. Refused before
+// any SQL: ErrInvalid. To be mended in the program: ErrConfig, ErrSchema, ErrNested, ErrWrongMode, ErrResultTooLarge, ErrAborted. Any other error is
 // fn's own or the database's; then nothing was recorded.
 func WithIdempotency[T any](ctx context.Context, r *Runner, req idempotency.Request, fn func(context.Context, pgx.Tx) (T, error)) (Result[T], error) {
 	if r.within != nil {
@@ -141,6 +141,8 @@ func (c *call) report(ctx context.Context, out outcome, err error) {
 		c.emit(ctx, idempotency.Replayed{Key: key, Strategy: strategy, State: out.record.State, Shared: out.shared, From: frontName(out.from), Duration: took})
 	case c.ending == kindUnknown:
 		c.emit(ctx, idempotency.Unresolved{Key: key, Strategy: strategy, Err: err, Duration: took})
+	case c.ending == kindRefused: // no duplicate of anything
+		c.emit(ctx, idempotency.Refused{Key: key, Strategy: strategy, Err: err, Duration: took})
 	case c.ending == kindAnswered || c.ending == kindBusy:
 		c.op.duplicates.add(true)
 		c.emit(ctx, idempotency.Refused{Key: key, Strategy: strategy, Err: err, Duration: took})

@@ -25,6 +25,7 @@ func (r *Runner) Within(tx pgx.Tx) *Runner {
 	}
 	inner.fronts.epochs = newEpochWatch(inner.store, r.pool.Config(), r.config.OnEvent)
 	inner.fronts.doubles = newDoubleCheck(inner)
+	inner.keeper = &keeper{watch: inner.fronts.epochs, store: inner.store} // never used, but closed
 	return inner
 }
 

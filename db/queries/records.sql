@@ -105,3 +105,7 @@ ON CONFLICT (tenant, operation, key) DO UPDATE SET
 RETURNING fence, completed_at,
           CASE WHEN @durable::boolean AND pg_catalog.current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
                THEN pg_catalog.set_config('synchronous_commit', 'on', true) END AS synchronous_commit;
+
+-- name: RecordIssue :one
+-- An INIT record: a key handed out before it is used.
+SELECT idempotency.issue(@tenant::text, @operation::text, @key::text, sqlc.arg('life_us')::bigint * interval '1 microsecond')::timestamptz AS expires_at;

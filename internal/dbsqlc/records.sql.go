@@ -244,6 +244,30 @@ func (q *Queries) RecordInsert(ctx context.Context, arg RecordInsertParams) (Rec
 	return i, err
 }
 
+const RecordIssue = `-- name: RecordIssue :one
+SELECT idempotency.issue($1::text, $2::text, $3::text, $4::bigint * interval '1 microsecond')::timestamptz AS expires_at
+`
+
+type RecordIssueParams struct {
+	Tenant    string
+	Operation string
+	Key       string
+	LifeUs    int64
+}
+
+// An INIT record: a key handed out before it is used.
+func (q *Queries) RecordIssue(ctx context.Context, arg RecordIssueParams) (time.Time, error) {
+	row := q.db.QueryRow(ctx, RecordIssue,
+		arg.Tenant,
+		arg.Operation,
+		arg.Key,
+		arg.LifeUs,
+	)
+	var expires_at time.Time
+	err := row.Scan(&expires_at)
+	return expires_at, err
+}
+
 const RecordLock = `-- name: RecordLock :one
 
 SELECT CASE WHEN pg_catalog.pg_try_advisory_xact_lock($1::bigint) THEN pg_catalog.nextval('idempotency.fence') END::bigint AS fence,
