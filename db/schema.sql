@@ -1044,6 +1044,32 @@ COMMENT ON COLUMN idempotency.steps.result_type IS 'Codec and version of the res
 
 COMMENT ON COLUMN idempotency.steps.result IS 'What the step came to.';
 
+CREATE TABLE idempotency.workers (
+    worker smallint NOT NULL,
+    issued_until timestamp with time zone DEFAULT '1970-01-01 00:00:00+00'::timestamp with time zone NOT NULL,
+    lease_token bytea,
+    executor text COLLATE pg_catalog."C",
+    leased_at timestamp with time zone,
+    lease_expires_at timestamp with time zone,
+    CONSTRAINT workers_lease_check CHECK ((num_nulls(lease_token, executor, leased_at, lease_expires_at) = ANY (ARRAY[0, 4]))),
+    CONSTRAINT workers_lease_token_check CHECK ((octet_length(lease_token) = 16)),
+    CONSTRAINT workers_worker_check CHECK (((worker >= 0) AND (worker <= 1023)))
+);
+
+COMMENT ON TABLE idempotency.workers IS 'Worker numbers of ids in the order of time, each of at most one process: SELECT * FROM idempotency.workers WHERE lease_token IS NOT NULL. There are 1024, which is what an id has room for.';
+
+COMMENT ON COLUMN idempotency.workers.worker IS 'The number, 0 to 1023: a part of each id.';
+
+COMMENT ON COLUMN idempotency.workers.issued_until IS 'High-water mark: no id with this number is of a later millisecond. While leased, until when its owner may make ids. Never set it back.';
+
+COMMENT ON COLUMN idempotency.workers.lease_token IS '16 random bytes of the process that has the number. NULL: nobody has it.';
+
+COMMENT ON COLUMN idempotency.workers.executor IS 'Which process that is, host:pid:random. For people only.';
+
+COMMENT ON COLUMN idempotency.workers.leased_at IS 'When it got the number.';
+
+COMMENT ON COLUMN idempotency.workers.lease_expires_at IS 'Until when it has it unless it renews. Another process gets the number a margin later.';
+
 ALTER TABLE ONLY idempotency.attempts
     ADD CONSTRAINT attempts_pkey PRIMARY KEY (key, tenant, operation, id);
 
@@ -1059,6 +1085,9 @@ ALTER TABLE ONLY idempotency.steps
     ADD CONSTRAINT steps_pkey PRIMARY KEY (key, tenant, operation, generation, name);
 
 COMMENT ON CONSTRAINT steps_pkey ON idempotency.steps IS 'A step is recorded once in each life of its key.';
+
+ALTER TABLE ONLY idempotency.workers
+    ADD CONSTRAINT workers_pkey PRIMARY KEY (worker);
 
 CREATE INDEX records_expires_at_idx ON idempotency.records USING btree (expires_at);
 

@@ -77,6 +77,9 @@ var (
 	ErrNewerRecord = errors.New("idempotency: record was written by a newer release, update this program and retry with the same key")
 	// ErrRefused means that a record may not be changed by hand, or not now; see RefusedError. Nothing was changed.
 	ErrRefused = errors.New("idempotency: the record is not changed")
+	// ErrNoWorker means that there is no worker number for ids at this time: all are leased, or PostgreSQL could not be asked in
+	// time to keep the one that was. Nothing was made; later there may be one.
+	ErrNoWorker = errors.New("idempotency: there is no worker number at this time")
 	// ErrReadOnly means that the server is a standby. Only a primary can say whether a key was used.
 	ErrReadOnly = errors.New("idempotency: server is in recovery (a standby), connect to the primary")
 )

@@ -11,9 +11,9 @@ import (
 // ErrClock means that the clock cannot be trusted for an ID; see ClockError. Nothing was made.
 var ErrClock = errors.New("ids: the clock does not allow an id")
 
-// ErrNoWorker means that this process has no worker number at this time: Worker.Run does not run, PostgreSQL could not be asked
-// in time, or all numbers are in use. Nothing was made; later there may be one.
-var ErrNoWorker = errors.New("ids: no worker number is leased")
+// ErrNoWorker is idempotency.ErrNoWorker: Worker.Run does not run, PostgreSQL could not be asked in time, or all numbers are in
+// use. Nothing was made; later there may be one.
+var ErrNoWorker = idempotency.ErrNoWorker
 
 // ClockError unwraps to ErrClock.
 type ClockError struct {

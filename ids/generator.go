@@ -101,11 +101,23 @@ func (g *Generator) assign(worker int, after, limit int64) {
 	g.sequence = maxSequence // the whole millisecond is used up
 }
 
-// compare says what PostgreSQL's clock told when the own one was read.
-func (g *Generator) compare(read, told time.Time) {
+// compare says that PostgreSQL's clock has told a time between two readings of the own one: at the second it was that, or
+// later by at most what lies between them. The time goes on as it was where it fits into that, so that a slow answer does not
+// set it back; but it does not run away either.
+func (g *Generator) compare(before, after, told time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.read, g.told = read, told
+	if !g.read.IsZero() {
+		earliest, latest := told, told.Add(after.Sub(before))
+		told = g.told.Add(after.Sub(g.read))
+		if told.Before(earliest) {
+			told = earliest
+		}
+		if told.After(latest) {
+			told = latest
+		}
+	}
+	g.read, g.told = after, told
 }
 
 // extend moves the limit forward.

@@ -213,24 +213,6 @@ func TestNewGenerator_WrongConfigurationNamesFieldAndRule(t *testing.T) {
 	}
 }
 
-// Eight workers at once.
-func TestGenerator_TenMillionWithoutACollision(t *testing.T) {
-	const workers, each = 8, 1_250_000
-	made := make([][]ids.ID, workers)
-	var group sync.WaitGroup
-	for w := range workers {
-		g := newGenerator(t, w*128, nil)
-		group.Go(func() { made[w] = take(t, g, each) })
-	}
-	group.Wait()
-	for _, one := range made {
-		requireGrowing(t, one)
-	}
-	all := slices.Concat(made...)
-	require.Len(t, all, 10_000_000)
-	requireUnique(t, all)
-}
-
 type nexter interface{ Next() (ids.ID, error) }
 
 func take(t testing.TB, g nexter, n int) []ids.ID {

@@ -58,11 +58,15 @@ func TestNew_WrongConfigurationNamesFieldAndRule(t *testing.T) {
 		"strategy without a front":   {op(func(o *idempotency.Operation) { o.Strategy = idempotency.StrategyCache }), "Operation order.create: Strategy"},
 		"unknown takeover":           {op(func(o *idempotency.Operation) { o.Takeover = "STEAL" }), "Operation order.create: Takeover"},
 		"short lease":                {op(func(o *idempotency.Operation) { o.Lease = time.Millisecond }), "Operation order.create: Lease"},
-		"isolation":                  {with(func(c *txn.Config) { c.Isolation = "chaos" }), "Config.Isolation"},
-		"retries":                    {with(func(c *txn.Config) { c.MaxRetries = -2 }), "Config.MaxRetries"},
-		"waiters":                    {with(func(c *txn.Config) { c.MaxWaiters = -2 }), "Config.MaxWaiters"},
-		"commit timeout":             {with(func(c *txn.Config) { c.CommitTimeout = time.Hour }), "Config.CommitTimeout"},
-		"codec without a name":       {with(func(c *txn.Config) { c.Codec = namelessCodec{} }), "Config.Codec"},
+		"short life of tokens":       {op(func(o *idempotency.Operation) { o.TokenLife = time.Millisecond }), "Operation order.create: TokenLife"},
+		"tokens in Redis alone": {
+			op(func(o *idempotency.Operation) { o.RequireIssued, o.Strategy = true, idempotency.StrategyCache }), "Operation order.create: RequireIssued",
+		},
+		"isolation":            {with(func(c *txn.Config) { c.Isolation = "chaos" }), "Config.Isolation"},
+		"retries":              {with(func(c *txn.Config) { c.MaxRetries = -2 }), "Config.MaxRetries"},
+		"waiters":              {with(func(c *txn.Config) { c.MaxWaiters = -2 }), "Config.MaxWaiters"},
+		"commit timeout":       {with(func(c *txn.Config) { c.CommitTimeout = time.Hour }), "Config.CommitTimeout"},
+		"codec without a name": {with(func(c *txn.Config) { c.Codec = namelessCodec{} }), "Config.Codec"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -59,13 +59,44 @@ CREATE OR REPLACE FUNCTION idempotency.schema_version() RETURNS integer
     AS $$ SELECT 5 $$;
 -- +goose StatementEnd
 
+-- Worker numbers of ids in the order of time. A process leases one instead of being configured with it. What keeps two
+-- processes apart that had the same number one after the other is issued_until, and no clock: each makes ids only of the
+-- milliseconds between what it found there and what it wrote there.
+CREATE TABLE idempotency.workers (
+    worker           smallint    NOT NULL,
+    issued_until     timestamptz NOT NULL DEFAULT 'epoch',
+    lease_token      bytea,
+    executor         text        COLLATE "C",
+    leased_at        timestamptz,
+    lease_expires_at timestamptz,
+
+    CONSTRAINT workers_pkey PRIMARY KEY (worker),
+    CONSTRAINT workers_worker_check CHECK (worker BETWEEN 0 AND 1023),
+    CONSTRAINT workers_lease_token_check CHECK (octet_length(lease_token) = 16),
+    CONSTRAINT workers_lease_check CHECK (num_nulls(lease_token, executor, leased_at, lease_expires_at) IN (0, 4))
+);
+
+INSERT INTO idempotency.workers (worker) SELECT pg_catalog.generate_series(0, 1023);
+
 COMMENT ON FUNCTION idempotency.issue(text, text, text, interval) IS
     'Issues a token: a key, new and hard to guess, that may be used once, for this tenant and operation. Returns until when its first use must come. Nobody who does not use it has to give it back.';
 COMMENT ON FUNCTION idempotency.acquire_issued(text, text, text, bytea, bytea, interval, text, text, text, text, bytea[], boolean) IS
     'The same as idempotency.acquire, for issued tokens only. NOT_ISSUED: there is no such token for this tenant and operation, or its time is over. Nothing may be done.';
 
+COMMENT ON TABLE idempotency.workers IS
+    'Worker numbers of ids in the order of time, each of at most one process: SELECT * FROM idempotency.workers WHERE lease_token IS NOT NULL. There are 1024, which is what an id has room for.';
+COMMENT ON COLUMN idempotency.workers.worker IS 'The number, 0 to 1023: a part of each id.';
+COMMENT ON COLUMN idempotency.workers.issued_until IS
+    'High-water mark: no id with this number is of a later millisecond. While leased, until when its owner may make ids. Never set it back.';
+COMMENT ON COLUMN idempotency.workers.lease_token IS '16 random bytes of the process that has the number. NULL: nobody has it.';
+COMMENT ON COLUMN idempotency.workers.executor IS 'Which process that is, host:pid:random. For people only.';
+COMMENT ON COLUMN idempotency.workers.leased_at IS 'When it got the number.';
+COMMENT ON COLUMN idempotency.workers.lease_expires_at IS
+    'Until when it has it unless it renews. Another process gets the number a margin later.';
+
 -- +goose Down
 
+DROP TABLE idempotency.workers;
 DROP FUNCTION idempotency.acquire_issued(text, text, text, bytea, bytea, interval, text, text, text, text, bytea[], boolean);
 DROP FUNCTION idempotency.issue(text, text, text, interval);
 
