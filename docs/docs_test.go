@@ -16,6 +16,7 @@ import (
 	"github.com/pgonce/pgonce/db"
 	"github.com/pgonce/pgonce/idempotency"
 	"github.com/pgonce/pgonce/idempotencyhttp"
+	"github.com/pgonce/pgonce/ids"
 	"github.com/pgonce/pgonce/localfront"
 	"github.com/pgonce/pgonce/redisfront"
 	"github.com/pgonce/pgonce/txn"
@@ -103,6 +104,12 @@ func TestDefaults_TableIsTheCode(t *testing.T) {
 		fmt.Sprintf("| ResultLimit | %d MiB |", op.ResultLimit>>20),
 		"| Lease | " + human(op.Lease) + " |",
 		"| Takeover | " + string(op.Takeover) + " |",
+		"| TokenLife | " + human(op.TokenLife) + " |",
+		"| worker number, lease | " + human(ids.DefaultLease) + " |",
+		"| worker number, margin | " + human(ids.DefaultMargin) + " |",
+		fmt.Sprintf("| clock set back, waited for | %d ms |", ids.DefaultMaxBack/time.Millisecond),
+		fmt.Sprintf("secrets of at least %d bytes", ids.MinSecretBytes),
+		fmt.Sprintf("in a millisecond, %d workers |", ids.MaxWorker+1),
 		"| Codec | `" + txn.JSON{}.Name() + "` |",
 		fmt.Sprintf("| MaxRetries | %d |", txn.DefaultMaxRetries),
 		"| MaxWaiters | " + thousands(txn.DefaultMaxWaiters) + " |",
