@@ -192,7 +192,8 @@ func TestRequireIssued_TimeEndsWhileTheFunctionRuns(t *testing.T) {
 			runs := 0
 			got, err := txn.WithIdempotency(t.Context(), s.runner, req, func(ctx context.Context, tx pgx.Tx) (order, error) {
 				if runs++; runs == 1 {
-					s.exec(t, sql)
+					_, err := s.direct.Exec(ctx, sql) // past the transaction
+					require.NoError(t, err)
 					return order{}, fmt.Errorf("%w: once more", idempotency.ErrRestart)
 				}
 				return insertOrder(ctx, tx, req.Key.Value())

@@ -290,4 +290,34 @@ var plants = []plant{
 		}},
 		caught: suite{pkg: "./internal/frontsuite", run: "^TestFronts_ARivalThatAsksFirstDoesNotMakeTheRightfulRetryAMismatch$"},
 	},
+	{
+		name: "an expired token is good",
+		why:  "what was done with a token is forgotten, and the token does it once more",
+		edits: []edit{{
+			file: "idempotency/state.go",
+			old:  `a.RequireIssued && (!a.Found || a.Record.Expired)`,
+			new:  `a.RequireIssued && !a.Found`,
+		}},
+		caught: suite{pkg: "./txn", run: "^TestRequireIssued_RefusesWhatWasNotIssued$"},
+	},
+	{
+		name: "a signature for any tenant",
+		why:  "whoever has one token asks PostgreSQL about it for every tenant there is",
+		edits: []edit{{
+			file: "ids/token.go",
+			old:  `key.ID, tenant, operation, body`,
+			new:  `key.ID, operation, body`,
+		}},
+		caught: suite{pkg: "./ids", run: "^TestTokens_WhatWasNotIssuedIsRefused$"},
+	},
+	{
+		name: "a worker number without its mark",
+		why:  "a process that was stopped and the one that has its number since make the same ids",
+		edits: []edit{{
+			file: "ids/worker.go",
+			old:  `lease.IssuedBefore.UnixMilli(), lease`,
+			new:  `0, lease`,
+		}},
+		caught: suite{pkg: "./ids", run: "^(TestWorker_StoppedOwnerNeverRepeatsItsSuccessor|TestWorker_SuccessorWithASlowerClock)$"},
+	},
 }
