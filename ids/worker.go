@@ -18,8 +18,8 @@ const (
 	DefaultMargin = 30 * time.Second
 )
 
-// releaseTimeout bounds giving the number back when Run ends.
-const releaseTimeout = 5 * time.Second
+// askTimeout bounds leasing a number, and giving it back when Run ends.
+const askTimeout = 5 * time.Second
 
 // WorkerConfig configures a Worker. A zero field means its default.
 type WorkerConfig struct {
@@ -151,22 +151,16 @@ func (w *Worker) Run(ctx context.Context) {
 func (w *Worker) RunOnce(ctx context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, w.config.Lease/3)
-	defer cancel()
 	if w.lease != nil {
-		before := w.config.Clock()
-		err := w.store.RenewWorker(ctx, w.db, w.lease, w.config.Lease)
-		if err == nil {
-			w.compare(before, w.config.Clock())
-			w.generator.extend(w.lease.IssuedUntil.UnixMilli())
-			return nil
-		}
+		err := w.renew(ctx)
 		if !errors.Is(err, idempotency.ErrLeaseLost) {
 			return err
 		}
 		w.generator.revoke()
 		w.lease = nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
 	before := w.config.Clock()
 	lease, err := w.store.LeaseWorker(ctx, w.db, w.config.Lease, max(0, w.config.Margin))
 	if err != nil {
@@ -175,6 +169,18 @@ func (w *Worker) RunOnce(ctx context.Context) error {
 	w.lease = &lease
 	w.compare(before, w.config.Clock())
 	w.generator.assign(lease.Worker, lease.IssuedBefore.UnixMilli(), lease.IssuedUntil.UnixMilli())
+	return nil
+}
+
+func (w *Worker) renew(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, w.config.Lease/3) // so that there is time for another try
+	defer cancel()
+	before := w.config.Clock()
+	if err := w.store.RenewWorker(ctx, w.db, w.lease, w.config.Lease); err != nil {
+		return err
+	}
+	w.compare(before, w.config.Clock())
+	w.generator.extend(w.lease.IssuedUntil.UnixMilli())
 	return nil
 }
 
@@ -194,7 +200,7 @@ func (w *Worker) release(ctx context.Context) {
 	lease := w.lease
 	w.lease = nil
 	last := w.generator.revoke() // before the mark is set back to it
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askTimeout)
 	defer cancel()
 	if err := w.store.ReleaseWorker(ctx, w.db, lease, time.UnixMilli(last)); err != nil {
 		w.config.OnError(ctx, err) // its lease ends by itself
