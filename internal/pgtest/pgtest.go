@@ -27,11 +27,11 @@ const (
 	leakGrace = 5 * time.Second
 )
 
-// Main is the body of a TestMain: it runs the tests, stops the server and fails if goroutines are left over. It does
-// not return.
-func Main(m *testing.M) {
+// Main is the body of a TestMain: it runs the tests, stops the server and fails if goroutines are left over, but for those that
+// ignore names. It does not return.
+func Main(m *testing.M, ignore ...goleak.Option) {
 	code := m.Run()
-	for _, check := range []func() error{stopServer, func() error { return goleak.Find() }} {
+	for _, check := range []func() error{stopServer, func() error { return goleak.Find(ignore...) }} {
 		if err := check(); err != nil {
 			_, _ = fmt.Fprintln(os.Stderr, "pgtest:", err)
 			code = max(code, 1)
