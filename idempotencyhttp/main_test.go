@@ -90,7 +90,7 @@ func (s *site) open(t testing.TB, h http.Handler) {
 		s.client.CloseIdleConnections()
 		server.Close()
 		// A connection that was broken off is closed in the background.
-		require.Eventually(t, func() bool { return s.pool.Stat().AcquiredConns() == 0 }, 10*time.Second, 5*time.Millisecond, "not given back to the pool")
+		require.Eventually(t, func() bool { return s.pool.Stat().AcquiredConns() == 0 }, 30*time.Second, 5*time.Millisecond, "not given back to the pool")
 	})
 	s.url = server.URL
 }

@@ -1,14 +1,10 @@
 package idempotencyhttp_test
 
 import (
-	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -161,38 +157,6 @@ func TestOperation_SuccessBehindAnSQLErrorIsNone(t *testing.T) {
 	s.requireState(t, "k", "")
 }
 
-func TestOperation_PanicRollsBackAndGoesOn(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	var runs count
-	s.serve(t, func(w http.ResponseWriter, r *http.Request) {
-		place(w, r)
-		switch runs.add() {
-		case 1:
-			panic("on purpose")
-		case 2:
-			panic(http.ErrAbortHandler)
-		}
-	})
-	for range 2 {
-		_, err := s.try(t.Context(), http.MethodPost, "/orders", http.Header{idempotencyhttp.HeaderKey: {"k"}}, nil)
-		require.Error(t, err, "the server cut the connection")
-		require.Zero(t, s.orders(t, "k"))
-		s.requireState(t, "k", "")
-	}
-	require.Equal(t, http.StatusCreated, s.post(t, "k", "").status)
-
-	value := func() (v any) {
-		defer func() { v = recover() }()
-		h := s.middleware(t).Operation(create.Name)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", nil)
-		r.Header.Set(idempotencyhttp.HeaderKey, "other")
-		h.ServeHTTP(httptest.NewRecorder(), r)
-		return nil
-	}()
-	require.Equal(t, http.ErrAbortHandler, value, "the very value")
-}
-
 func TestOperation_SafeMethodsPass(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -224,7 +188,7 @@ func TestOperation_InProgress(t *testing.T) {
 	require.Equal(t, "1", a.header.Get("Retry-After"))
 	require.Empty(t, s.log.String(), "nobody has to know")
 	release()
-	require.Equal(t, http.StatusCreated, s.post(t, "k", "").status)
+	s.postUntilThereIsTime(t, "k")
 }
 
 func TestOperation_Mismatch(t *testing.T) {
@@ -260,72 +224,6 @@ func TestOperation_OutcomeUnknown(t *testing.T) {
 	require.Equal(t, http.StatusCreated, again.status)
 	require.True(t, again.replayed(), "it was done")
 	require.Equal(t, 1, s.orders(t, "k"))
-}
-
-func TestOperation_ResponseOverTheLimitIsSentWholeAndItsRecordIsATombstone(t *testing.T) {
-	t.Parallel()
-	s := newSite(t, func(c *txn.Config) {
-		c.Operations = []idempotency.Operation{{Name: create.Name, ResultLimit: 1000}}
-	})
-	text := strings.Repeat("x", 5000)
-	s.serve(t, func(w http.ResponseWriter, r *http.Request) {
-		if _, err := insert(r); err != nil {
-			panic(err)
-		}
-		body, _ := io.ReadAll(r.Body)
-		if string(body) == "refuse" {
-			w.WriteHeader(http.StatusNotFound)
-		}
-		_, _ = io.WriteString(w, text)
-	})
-	for _, body := range []string{"accept", "refuse"} {
-		first := s.post(t, body, body)
-		require.Equal(t, text, first.body)
-		require.Equal(t, body == "accept", first.status == http.StatusOK)
-		requireProblem(t, s.post(t, body, body), http.StatusGone, "result-gone")
-	}
-	require.Equal(t, 1, s.orders(t, "accept"))
-	require.Zero(t, s.orders(t, "refuse"))
-}
-
-func TestOperation_ResponseOverTheHardLimitIsRolledBack(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	s.serve(t, func(w http.ResponseWriter, r *http.Request) {
-		place(w, r)
-		_, _ = io.WriteString(w, strings.Repeat("x", 1001))
-	}, func(c *idempotencyhttp.Config) { c.MaxResponse = 1000 })
-	requireProblem(t, s.post(t, "k", ""), http.StatusInternalServerError, "response-too-large")
-	require.Zero(t, s.orders(t, "k"))
-	s.requireState(t, "k", "")
-}
-
-func TestOperation_ResponseShorterThanItsContentLengthIsRolledBack(t *testing.T) {
-	t.Parallel()
-	s := newSite(t).serve(t, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Length", "1000")
-		place(w, r)
-	})
-	requireProblem(t, s.post(t, "k", ""), http.StatusInternalServerError, "internal")
-	require.Zero(t, s.orders(t, "k"))
-}
-
-func TestOperation_BodyOverTheLimit(t *testing.T) {
-	t.Parallel()
-	s := newSite(t).serve(t, place, func(c *idempotencyhttp.Config) { c.MaxBody = 1000 })
-	large := strings.Repeat("x", 1001)
-	key := http.Header{idempotencyhttp.HeaderKey: {"k"}}
-	for _, body := range []io.Reader{
-		strings.NewReader(large),                 // Content-Length tells
-		io.MultiReader(strings.NewReader(large)), // chunked: net/http does not see the length
-	} {
-		requireProblem(t, s.send(t, http.MethodPost, "/orders", key, body), http.StatusRequestEntityTooLarge, "body-too-large")
-	}
-	require.Equal(t, http.StatusCreated, s.post(t, "k", large[:1000]).status, "the key is as good as new")
-	for limit, want := range map[int64]int{-1: http.StatusCreated, 0: http.StatusRequestEntityTooLarge} {
-		s.serve(t, place, func(c *idempotencyhttp.Config) { c.MaxBody = limit })
-		require.Equal(t, want, s.post(t, "larger", strings.Repeat("x", idempotencyhttp.DefaultMaxBody+1)).status)
-	}
 }
 
 func TestOperation_HandlerThatLeavesItsTransactionAloneIsNotProtected(t *testing.T) {
@@ -420,154 +318,6 @@ func TestOperation_LateGoroutineWritesNothing(t *testing.T) {
 	close(done)
 	require.Error(t, <-late)
 	require.Equal(t, a.body, s.post(t, "k", "").body)
-}
-
-func TestOperation_TimeoutInside(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	var runs count
-	slow := http.TimeoutHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if runs.add() == 1 {
-			tx, _ := txn.FromContext(r.Context())
-			_, _ = insert(r)
-			_, _ = tx.Exec(r.Context(), `SELECT pg_sleep(60)`)
-		}
-		place(w, r)
-	}), 200*time.Millisecond, "too slow")
-	s.serve(t, slow.ServeHTTP)
-	a := s.post(t, "k", "")
-	require.Equal(t, http.StatusServiceUnavailable, a.status)
-	require.Equal(t, "too slow", a.body)
-	require.Equal(t, 1, runs.get(), "no second run, which would take as long")
-	require.Zero(t, s.orders(t, "k"))
-	s.requireState(t, "k", "")
-	require.Equal(t, http.StatusCreated, s.post(t, "k", "").status)
-	require.True(t, s.post(t, "k", "").replayed())
-	require.Equal(t, 1, s.orders(t, "k"))
-}
-
-func TestOperation_TimeoutOutside(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	var runs count
-	inner := s.middleware(t).Operation(create.Name)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if runs.add() == 1 {
-			tx, _ := txn.FromContext(r.Context())
-			_, _ = insert(r)
-			_, _ = tx.Exec(r.Context(), `SELECT pg_sleep(60)`)
-		}
-		place(w, r)
-	}))
-	s.open(t, http.TimeoutHandler(inner, 200*time.Millisecond, "too slow"))
-	a := s.post(t, "k", "")
-	require.Equal(t, http.StatusServiceUnavailable, a.status)
-	require.Equal(t, "too slow", a.body)
-	require.Eventually(t, func() bool { return s.pool.Stat().AcquiredConns() == 0 }, 10*time.Second, 5*time.Millisecond)
-	require.Zero(t, s.orders(t, "k"))
-	require.Equal(t, http.StatusCreated, s.post(t, "k", "").status)
-	require.Equal(t, 1, s.orders(t, "k"))
-}
-
-func TestOperation_DeadlineOfTheContextIsAnswered(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	inner := s.middleware(t).Operation(create.Name)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		tx, _ := txn.FromContext(r.Context())
-		_, _ = tx.Exec(r.Context(), `SELECT pg_sleep(60)`)
-		place(w, r)
-	}))
-	s.open(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), 100*time.Millisecond)
-		defer cancel()
-		inner.ServeHTTP(w, r.WithContext(ctx))
-	}))
-	a := s.post(t, "k", "")
-	require.GreaterOrEqual(t, a.status, 500, "the handler's own 500, or our 503")
-	s.requireState(t, "k", "")
-}
-
-func TestOperation_ClientHangsUp(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	var runs count
-	entered := make(chan struct{})
-	s.serve(t, func(w http.ResponseWriter, r *http.Request) {
-		if runs.add() == 1 {
-			_, _ = insert(r)
-			close(entered)
-			tx, _ := txn.FromContext(r.Context())
-			_, _ = tx.Exec(r.Context(), `SELECT pg_sleep(60)`)
-		}
-		place(w, r)
-	})
-	conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", strings.TrimPrefix(s.url, "http://"))
-	require.NoError(t, err)
-	_, err = io.WriteString(conn, "POST /orders HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: 4\r\n\r\nbody")
-	require.NoError(t, err)
-	<-entered
-	// A cancel request that comes before the statement cancels nothing, and pgx then waits for 15 s.
-	require.Eventually(t, func() bool {
-		var sleeping int
-		err := s.pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'`).Scan(&sleeping)
-		return err == nil && sleeping == 1
-	}, 10*time.Second, 5*time.Millisecond)
-	require.NoError(t, conn.Close())
-	require.Eventually(t, func() bool { return s.pool.Stat().AcquiredConns() == 0 }, 10*time.Second, 5*time.Millisecond)
-	require.Zero(t, s.orders(t, "k"))
-	retry := s.post(t, "k", "body")
-	require.Equal(t, http.StatusCreated, retry.status)
-	require.False(t, retry.replayed())
-	require.Empty(t, s.log.String(), "nobody has to know")
-}
-
-func TestOperation_HandlerThatGivesUpSilentlyIsRolledBack(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	var silent bool
-	h := s.middleware(t).Operation(create.Name)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if _, err := insert(r); err != nil {
-			panic(err)
-		}
-		hangUp, _ := r.Context().Value(hangUpKey{}).(context.CancelFunc)
-		hangUp()
-		if silent {
-			return // between two statements: the transaction is as good as ever
-		}
-		w.WriteHeader(http.StatusCreated)
-	}))
-	for _, silent = range []bool{true, false} {
-		ctx, cancel := context.WithCancel(t.Context())
-		r := httptest.NewRequestWithContext(context.WithValue(ctx, hangUpKey{}, cancel), http.MethodPost, "/", nil)
-		r.Header.Set(idempotencyhttp.HeaderKey, "k")
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, r)
-		if silent {
-			require.Equal(t, http.StatusServiceUnavailable, w.Code)
-			require.Zero(t, s.orders(t, "k"))
-			s.requireState(t, "k", "")
-			continue
-		}
-		require.Equal(t, http.StatusCreated, w.Code)
-		require.Equal(t, 1, s.orders(t, "k"), "a handler that has ended its work is committed")
-	}
-}
-
-type hangUpKey struct{}
-
-func TestOperation_ClientThatSendsHalfABody(t *testing.T) {
-	t.Parallel()
-	s := newSite(t).serve(t, place)
-	conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", strings.TrimPrefix(s.url, "http://"))
-	require.NoError(t, err)
-	_, err = io.WriteString(conn, "POST /orders HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: 100\r\n\r\nhalf")
-	require.NoError(t, err)
-	require.NoError(t, conn.(*net.TCPConn).CloseWrite())
-	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	require.NoError(t, err)
-	require.Equal(t, http.StatusBadRequest, resp.StatusCode)
-	require.NoError(t, resp.Body.Close())
-	require.NoError(t, conn.Close())
-	s.requireState(t, "k", "")
 }
 
 func TestOperation_TwiceOnOneRouteIsRefused(t *testing.T) {
