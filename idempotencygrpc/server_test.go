@@ -240,6 +240,7 @@ func TestStatusOf_EveryErrorHasItsReason(t *testing.T) {
 		{idempotency.ErrReadOnly, codes.Unavailable, idempotencygrpc.ReasonUnavailable, true},
 		{idempotency.ErrManual, codes.Aborted, idempotencygrpc.ReasonNeedsAPerson, false},
 		{&idempotency.MismatchError{Key: key}, codes.InvalidArgument, idempotencygrpc.ReasonMismatch, false},
+		{idempotency.ErrNotIssued, codes.InvalidArgument, idempotencygrpc.ReasonNotIssued, false},
 		{&idempotency.FailedError{Code: "x"}, codes.Internal, idempotencygrpc.ReasonFailed, false},
 		{&idempotency.ResultDecodeError{Err: errors.New("x")}, codes.Internal, idempotencygrpc.ReasonUnreadable, false},
 		{context.DeadlineExceeded, codes.DeadlineExceeded, idempotencygrpc.ReasonUnavailable, false},

@@ -25,6 +25,7 @@ const (
 	ReasonKeyInvalid     = "KEY_INVALID"
 	ReasonInvalid        = "INVALID_REQUEST"
 	ReasonMismatch       = "MISMATCH"
+	ReasonNotIssued      = "NOT_ISSUED"
 	ReasonInProgress     = "IN_PROGRESS"
 	ReasonNeedsAPerson   = "NEEDS_A_PERSON"
 	ReasonResultGone     = "RESULT_GONE"
@@ -66,6 +67,8 @@ func StatusOf(err error) *status.Status {
 		return statusOf(codes.Aborted, ReasonInProgress, "a call with this key is still running: retry with the same key", busy.RetryAfter)
 	case errors.Is(err, idempotency.ErrMismatch):
 		return statusOf(codes.InvalidArgument, ReasonMismatch, "this key was used for another request: for a new request take a new key", 0)
+	case errors.Is(err, idempotency.ErrNotIssued):
+		return statusOf(codes.InvalidArgument, ReasonNotIssued, "the key is no issued token, or its time is over: ask for a new one", 0)
 	case errors.Is(err, idempotency.ErrResultExpired):
 		return statusOf(codes.FailedPrecondition, ReasonResultGone, "this was done, and its answer is no longer kept; it is never done again for this key", 0)
 	case errors.Is(err, idempotency.ErrResultDecode):

@@ -29,6 +29,11 @@ type Config struct {
 	// transaction in its context.
 	// Default: false, such a request is answered 400.
 	Optional bool
+	// Derived names an operation for requests without the header: their key is made of the tenant, the route's operation and the
+	// request's fingerprint, so that the same request counts as one for as long as the operation's Retention, 10 min to 24 h,
+	// counted from the first. Two orders that are meant and equal are one then too: see docs/http.md before you use it.
+	// Default: none.
+	Derived string
 	// Strict takes a key only in double quotes, as the IETF draft writes it.
 	// Default: false, bare keys are taken too, and mean the same.
 	Strict bool

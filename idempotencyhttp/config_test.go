@@ -84,6 +84,7 @@ var problems = map[string]struct {
 	"outcome-unknown":    {fmt.Errorf("%w: %w", idempotency.ErrOutcomeUnknown, idempotency.ErrRestart), 503, "1"},
 	"key-missing":        {keyProblem(http.Header{}), 400, ""},
 	"key-invalid":        {keyProblem(http.Header{idempotencyhttp.HeaderKey: {`"`}}), 400, ""},
+	"not-issued":         {idempotency.ErrNotIssued, 400, ""},
 	"response-too-large": {nil, 500, ""}, // TestOperation_ResponseOverTheHardLimitIsRolledBack
 }
 

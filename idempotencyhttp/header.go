@@ -62,17 +62,25 @@ func (m *Middleware) Key(r *http.Request, op idempotency.Operation) (idempotency
 	if err != nil {
 		return idempotency.Key{}, err
 	}
-	tenant, err := m.tenant(r)
+	tenant, err := m.tenantOf(r, op)
 	if err != nil {
 		return idempotency.Key{}, err
-	}
-	// The tenant first, with a value that is right: a wrong one is the program's fault and not the client's.
-	if _, err := op.Key(tenant, "k"); err != nil {
-		return idempotency.Key{}, &idempotency.ConfigError{Field: "tenant", Rule: "must be one for every request: " + err.Error()}
 	}
 	key, err := op.Key(tenant, value)
 	if rule, wrong := ruleOf(err); wrong {
 		return key, badKey(rule)
 	}
 	return key, err
+}
+
+// tenantOf is the tenant of a request. A wrong one is the program's fault and not the client's.
+func (m *Middleware) tenantOf(r *http.Request, op idempotency.Operation) (string, error) {
+	tenant, err := m.tenant(r)
+	if err != nil {
+		return "", err
+	}
+	if _, err := op.Key(tenant, "k"); err != nil {
+		return "", &idempotency.ConfigError{Field: "tenant", Rule: "must be one for every request: " + err.Error()}
+	}
+	return tenant, nil
 }

@@ -22,6 +22,7 @@ type Middleware struct {
 	tenant  Tenant
 	config  Config
 	allowed map[string]bool
+	derived *idempotency.Operation // nil: keys are not derived
 }
 
 // New returns a Middleware. tenant says whose key a request brings; it has no default, since one that everybody shares must be
@@ -37,7 +38,11 @@ func New(runner *txn.Runner, tenant Tenant, cfg *Config) (*Middleware, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	return &Middleware{runner: runner, tenant: tenant, config: config, allowed: allowList(config.Headers)}, nil
+	derived, err := derivedOperation(runner, config.Derived)
+	if err != nil {
+		return nil, err
+	}
+	return &Middleware{runner: runner, tenant: tenant, config: config, allowed: allowList(config.Headers), derived: derived}, nil
 }
 
 // Operation protects a route: its handler runs in a transaction, once per key of the operation. Safe methods (GET, HEAD,
@@ -105,12 +110,21 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, op idempotenc
 		next.ServeHTTP(w, r)
 		return
 	}
-	if m.config.Optional && len(r.Header.Values(HeaderKey)) == 0 {
-		m.config.OnUnprotected(r)
-		next.ServeHTTP(w, r)
-		return
+	read := m.read
+	if len(r.Header.Values(HeaderKey)) == 0 {
+		switch {
+		case m.derived != nil:
+			read = m.readDerived
+		case m.config.Optional:
+			m.config.OnUnprotected(r)
+			next.ServeHTTP(w, r)
+			return
+		}
 	}
-	p, err := m.read(w, r, op)
+	p, err := read(w, r, op)
+	if err == nil {
+		err = p.valid()
+	}
 	if err != nil {
 		m.fail(w, r, p.req.Key, err)
 		return
@@ -127,17 +141,27 @@ func (m *Middleware) read(w http.ResponseWriter, r *http.Request, op idempotency
 	if p.req.Key, err = m.Key(r, op); err != nil {
 		return p, err
 	}
+	return p, m.readRequest(w, r, p)
+}
+
+// readRequest reads what a request is, beside its key.
+func (m *Middleware) readRequest(w http.ResponseWriter, r *http.Request, p *protected) (err error) {
 	if p.body, err = m.readBody(w, r); err != nil {
-		return p, err
+		return err
 	}
 	if p.req.Fingerprint, err = m.config.Fingerprint(r, p.body); err != nil {
-		return p, err
+		return err
 	}
 	p.req.Client = m.config.Client(r, p.body)
+	return nil
+}
+
+// valid finds what only the program can have done wrong.
+func (p *protected) valid() error {
 	if rule, wrong := ruleOf(p.req.Validate()); wrong {
-		return p, &idempotency.ConfigError{Field: "Config.Client", Rule: rule}
+		return &idempotency.ConfigError{Field: "Config.Client", Rule: rule}
 	}
-	return p, nil
+	return nil
 }
 
 func (m *Middleware) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {

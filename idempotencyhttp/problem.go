@@ -35,6 +35,7 @@ var (
 	keyMissing       = kind{"key-missing", http.StatusBadRequest, "The request needs an idempotency key.", "", 0}
 	keyInvalid       = kind{"key-invalid", http.StatusBadRequest, "The idempotency key breaks a rule.", "", 0}
 	invalidRequest   = kind{"invalid-request", http.StatusBadRequest, "The request breaks a rule.", "", 0}
+	notIssued        = kind{"not-issued", http.StatusBadRequest, "The idempotency key is no issued token, or its time is over.", "Nothing was done. Ask for a new token.", 0}
 	bodyTooLarge     = kind{"body-too-large", http.StatusRequestEntityTooLarge, "The body is too large.", "", 0}
 	inProgress       = kind{"in-progress", http.StatusConflict, "A request with this key is still running.", "Retry with the same key, after the pause that Retry-After names.", 0}
 	needsAPerson     = kind{"needs-a-person", http.StatusConflict, "Nobody knows what became of this.", "Somebody has to find out. Nothing is done again before.", 0}
@@ -121,6 +122,7 @@ func ProblemOf(err error) *Problem {
 		kind kind
 	}{
 		{idempotency.ErrMismatch, mismatch},
+		{idempotency.ErrNotIssued, notIssued},
 		{idempotency.ErrResultExpired, resultGone},
 		{idempotency.ErrResultDecode, resultUnreadable},
 		{idempotency.ErrFailed, recordedFailure},
