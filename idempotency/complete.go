@@ -100,42 +100,70 @@ func storable(text string, limit int) string {
 // ErrOutcomeUnknown: COMMIT was sent and its answer never came. ctx must not be the request's: cancelling it does not
 // take COMMIT back.
 func (s *Store) Complete(ctx context.Context, conn *pgx.Conn, c *Completion) (Record, error) {
-	params, st := s.params(c, true), recordInsert
-	if c.Acquired.Found {
-		st = recordReplace
-	}
-	values := encode(&params)
-	statements := []*statement{st, commit}
-	if c.State == StateFailed {
-		statements = append(statements, attemptFailed)
-	}
-	prepared, err := s.prepare(ctx, conn, statements...) // those that few transactions need
-	if err != nil {
-		if conn.IsClosed() {
-			return Record{}, fmt.Errorf("%w: %w", ErrRestart, err) // nothing of ours was sent yet
-		}
-		return Record{}, translate(err)
-	}
-	to := &sender{pipeline: conn.PgConn().StartPipeline(ctx), prepared: prepared}
-	defer func() { _ = to.pipeline.Close() }() // its errors have been read before
-	to.send(st, values...)
-	if c.State == StateFailed {
-		to.send(attemptFailed, values[0], values[1], values[2], params.AttemptToken)
-	}
-	to.send(commit)
-	if err := to.pipeline.Sync(); err != nil {
-		return Record{}, unknown(err) // some of it may have been sent
-	}
-	failpoint.Hit(failpoint.CommitSent)
-	row, err := readCommit(to, len(statements)-1)
+	records, err := s.CompleteMany(ctx, conn, []*Completion{c})
 	if err != nil {
 		return Record{}, err
 	}
-	return s.completed(c, decodeInt8(row[0]), decodeTime(row[1])), nil
+	return records[0], nil
 }
 
-// readCommit reads the answers to statements and to the COMMIT behind them, and returns the first one's row.
-func readCommit(to *sender, statements int) (first [][]byte, err error) {
+// CompleteMany is Complete for outcomes of several keys that the same transaction has acquired: all of them or none.
+func (s *Store) CompleteMany(ctx context.Context, conn *pgx.Conn, all []*Completion) ([]Record, error) {
+	statements := make([]*statement, 0, 4)
+	for _, c := range all {
+		statements = append(statements, c.statement())
+		if c.State == StateFailed {
+			statements = append(statements, attemptFailed)
+		}
+	}
+	statements = append(statements, commit)
+	prepared, err := s.prepare(ctx, conn, statements...) // those that few transactions need
+	if err != nil {
+		if conn.IsClosed() {
+			return nil, fmt.Errorf("%w: %w", ErrRestart, err) // nothing of ours was sent yet
+		}
+		return nil, translate(err)
+	}
+	to := &sender{pipeline: conn.PgConn().StartPipeline(ctx), prepared: prepared}
+	defer func() { _ = to.pipeline.Close() }() // its errors have been read before
+	for _, c := range all {
+		params := s.params(c, true)
+		values := encode(&params)
+		to.send(c.statement(), values...)
+		if c.State == StateFailed {
+			to.send(attemptFailed, values[0], values[1], values[2], params.AttemptToken)
+		}
+	}
+	to.send(commit)
+	if err := to.pipeline.Sync(); err != nil {
+		return nil, unknown(err) // some of it may have been sent
+	}
+	failpoint.Hit(failpoint.CommitSent)
+	rows, err := readCommit(to, len(statements)-1)
+	if err != nil {
+		return nil, err
+	}
+	records, next := make([]Record, len(all)), 0
+	for i, c := range all {
+		records[i] = s.completed(c, decodeInt8(rows[next][0]), decodeTime(rows[next][1]))
+		next++
+		if c.State == StateFailed {
+			next++
+		}
+	}
+	return records, nil
+}
+
+func (c *Completion) statement() *statement {
+	if c.Acquired.Found {
+		return recordReplace
+	}
+	return recordInsert
+}
+
+// readCommit reads the answers to statements and to the COMMIT behind them, and returns each one's row.
+func readCommit(to *sender, statements int) (rows [][][]byte, err error) {
+	rows = make([][][]byte, statements)
 	for i := range statements {
 		row, _, err := to.next()
 		switch {
@@ -144,9 +172,8 @@ func readCommit(to *sender, statements int) (first [][]byte, err error) {
 			return nil, translate(err)
 		case err != nil:
 			return nil, unknown(err)
-		case i == 0:
-			first = row
 		}
+		rows[i] = row
 	}
 	_, tag, err := to.next()
 	switch {
@@ -162,7 +189,7 @@ func readCommit(to *sender, statements int) (first [][]byte, err error) {
 	if tag.String() != "COMMIT" {
 		return nil, fmt.Errorf("idempotency: COMMIT answered %s: %w", tag, ErrAborted)
 	}
-	return first, nil
+	return rows, nil
 }
 
 func unknown(err error) error { return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err) }

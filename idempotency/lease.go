@@ -194,11 +194,11 @@ func (s *Store) CompleteLease(ctx context.Context, conn *pgx.Conn, record *Recor
 		return Record{}, unknown(err)
 	}
 	failpoint.Hit(failpoint.CommitSent)
-	row, err := readCommit(to, 1)
+	rows, err := readCommit(to, 1)
 	if err != nil {
 		return Record{}, err
 	}
-	return record.ended(c, false, decodeTime(row[0])), nil
+	return record.ended(c, false, decodeTime(rows[0][0])), nil
 }
 
 // resultRetention is NULL where the result is kept as long as its record, which keeps it out of the index of results to drop.

@@ -13,7 +13,7 @@ const (
 	StrategyStrict   Strategy = "STRICT"   // PostgreSQL only
 	StrategyHybrid   Strategy = "HYBRID"   // fronts, then PostgreSQL
 	StrategyCache    Strategy = "CACHE"    // Redis only, for effects that may be lost
-	StrategyEventual Strategy = "EVENTUAL" // message inbox, records kept for ever
+	StrategyEventual Strategy = "EVENTUAL" // messages: PostgreSQL only, records kept for ever
 )
 
 // Defaults of an Operation. A zero field means its default, -1 turns it off (or means "for ever", for a retention).
@@ -46,7 +46,7 @@ type Operation struct {
 	// Default: 2 s.
 	Wait time.Duration
 	// Retention is how long an outcome is kept and replayed, at least 10 minutes; Forever: no end.
-	// Default: 72 h; 7 days under StrategyCache.
+	// Default: 72 h; 7 days under StrategyCache; Forever under StrategyEventual.
 	Retention time.Duration
 	// ResultRetention drops the stored result earlier than its record; a late retry then gets ErrResultExpired.
 	// Default: as long as the record.
@@ -95,6 +95,9 @@ func (o Operation) WithDefaults() Operation {
 	}
 	if o.Retention == 0 {
 		o.Retention = DefaultRetention
+		if o.Strategy == StrategyEventual {
+			o.Retention = Forever // a broker may deliver a message again after any time
+		}
 	}
 	if o.ResultRetention == 0 {
 		o.ResultRetention = o.Retention

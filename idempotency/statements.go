@@ -17,6 +17,8 @@ var (
 
 	recordLock    = &statement{"pgonce_lock", dbsqlc.RecordLock, []uint32{pgtype.Int8OID}}
 	recordGet     = &statement{"pgonce_get", dbsqlc.RecordGet, keyOIDs}
+	recordsLock   = &statement{"pgonce_locks", dbsqlc.RecordsLock, []uint32{pgtype.Int8ArrayOID}}
+	recordsGet    = &statement{"pgonce_gets", dbsqlc.RecordsGet, []uint32{pgtype.TextArrayOID, pgtype.TextArrayOID, pgtype.TextArrayOID, pgtype.Int4ArrayOID}}
 	recordInsert  = &statement{"pgonce_insert", dbsqlc.RecordInsert, insertOIDs}
 	recordReplace = &statement{"pgonce_replace", dbsqlc.RecordReplace, insertOIDs}
 	attemptFailed = &statement{"pgonce_attempt_failed", dbsqlc.AttemptInsertFailed, append(keyOIDs[:3:3], pgtype.ByteaOID)}

@@ -84,6 +84,26 @@ func (s *sender) next() (row [][]byte, tag pgconn.CommandTag, err error) {
 	return row, tag, err
 }
 
+// each shows every row of the next statement to read, which must not keep it.
+func (s *sender) each(read func(row [][]byte) error) error {
+	results, err := s.pipeline.GetResults()
+	if err != nil {
+		return err
+	}
+	reader, ok := results.(*pgconn.ResultReader)
+	if !ok {
+		return fmt.Errorf("idempotency: expected a result, got %T", results)
+	}
+	var unreadable error
+	for reader.NextRow() {
+		if unreadable == nil {
+			unreadable = read(reader.Values())
+		}
+	}
+	_, err = reader.Close()
+	return errors.Join(err, unreadable)
+}
+
 // sync reads the answer to a Sync. A statement's error repeats here for every statement that was skipped behind it.
 func (s *sender) sync() error {
 	for {
@@ -151,6 +171,27 @@ func encodeOptionalText(s *string) []byte {
 		return nil
 	}
 	return []byte(*s)
+}
+
+// encodeArray gives an array of one dimension without NULLs.
+func encodeArray[E any](of []E, oid uint32, encode func(E) []byte) []byte {
+	const dimensions, noNulls, lowerBound = 1, 0, 1
+	b := make([]byte, 0, 20+16*len(of))
+	for _, header := range [...]uint32{dimensions, noNulls, oid, uint32(len(of)), lowerBound} { //nolint:gosec // at most some hundreds
+		b = binary.BigEndian.AppendUint32(b, header)
+	}
+	for _, e := range of {
+		value := encode(e)
+		b = binary.BigEndian.AppendUint32(b, uint32(len(value))) //nolint:gosec // a part of a key, or 8 bytes
+		b = append(b, value...)
+	}
+	return b
+}
+
+func encodeText(s string) []byte { return []byte(s) }
+
+func encodeInt4(n int) []byte {
+	return binary.BigEndian.AppendUint32(make([]byte, 0, 4), uint32(int32(n))) //nolint:gosec // a small ordinal
 }
 
 func encodeBool(b bool) []byte {

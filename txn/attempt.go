@@ -25,23 +25,31 @@ type attempt struct {
 }
 
 func (c *call) attempt(ctx context.Context) step {
-	failpoint.Hit(failpoint.AcquireBefore)
-	pooled, err := c.runner.pool.Acquire(ctx)
-	if err != nil {
-		err = fmt.Errorf("txn: connect: %w", err)
-		if ctx.Err() != nil { // a caller that gave up says nothing about the server
-			return failed(err)
-		}
-		c.doubtEpoch()
-		if refusedForGood(err) {
-			return failed(err)
-		}
-		return restart(err)
+	a, s := c.connect(ctx)
+	if a == nil {
+		return s
 	}
-	a := &attempt{call: c, pooled: pooled}
 	// Deferred: a panic or Goexit of the function rolls back on its way.
 	defer a.release(ctx)
 	return a.run(ctx)
+}
+
+// connect takes a connection for an attempt, or says why there is none.
+func (c *call) connect(ctx context.Context) (*attempt, step) {
+	failpoint.Hit(failpoint.AcquireBefore)
+	pooled, err := c.runner.pool.Acquire(ctx)
+	if c.away = err != nil; c.away {
+		err = fmt.Errorf("txn: connect: %w", err)
+		if ctx.Err() != nil { // a caller that gave up says nothing about the server
+			return nil, failed(err)
+		}
+		c.doubtEpoch()
+		if refusedForGood(err) {
+			return nil, failed(err)
+		}
+		return nil, restart(err)
+	}
+	return &attempt{call: c, pooled: pooled}, step{}
 }
 
 // refusedForGood: the server answers, and will answer the same the next time: wrong password or database, no permission.
@@ -93,19 +101,24 @@ func (a *attempt) run(ctx context.Context) step {
 
 // acquire makes the connection's guard ready and starts the transaction that asks for the key.
 func (c *call) acquire(ctx context.Context, conn *pgx.Conn) (*guard, idempotency.Acquisition, error) {
-	g, err := guardOf(conn)
+	g, err := c.makeReady(ctx, conn)
 	if err != nil {
-		return nil, idempotency.Acquisition{}, err
-	}
-	g.lastError.Store(nil)
-	g.mayHaveCommitted.Store(false)
-	if err := c.learnEpoch(ctx, conn); err != nil {
 		return g, idempotency.Acquisition{}, err
 	}
 	a, err := c.store.Acquire(ctx, conn, c.req.Key, c.runner.config.Isolation)
 	// A token that was good when the function began stays good for this call, however late it ends.
 	a.RequireIssued = c.op.RequireIssued && c.runs == 0
 	return g, a, err
+}
+
+func (c *call) makeReady(ctx context.Context, conn *pgx.Conn) (*guard, error) {
+	g, err := guardOf(conn)
+	if err != nil {
+		return nil, err
+	}
+	g.lastError.Store(nil)
+	g.mayHaveCommitted.Store(false)
+	return g, c.learnEpoch(ctx, conn)
 }
 
 func (a *attempt) acquireFailed(ctx context.Context, err error) step {
@@ -229,24 +242,15 @@ func (a *attempt) commit(ctx context.Context, done *idempotency.Completion) step
 	c, conn := a.call, a.pooled.Conn()
 	// From here on the record may exist: whoever resolves an unknown outcome looks for this token too.
 	c.tokens, c.inHand = append(c.tokens, done.AttemptToken), done.AttemptToken
-	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.runner.config.CommitTimeout)
-	defer cancel()
-	failpoint.Hit(failpoint.CompleteBefore)
-	a.guard.commitSent.Store(true)
-	record, err := a.complete(detached, conn, done)
-	if !conn.IsClosed() {
-		a.guard.commitSent.Store(false)
-	}
+	var record idempotency.Record
+	err := a.sendCommit(ctx, func(ctx context.Context) (err error) {
+		record, err = a.complete(ctx, conn, done)
+		return err
+	})
 	switch {
 	case err == nil:
-		failpoint.Hit(failpoint.CommitAfter)
-		a.open = false
 		return step{out: outcome{record: record, own: true, fresh: true}}
 	case errors.Is(err, idempotency.ErrOutcomeUnknown):
-		// The connection must not be used again: COMMIT's answer may still come.
-		a.open = false
-		_ = conn.Close(canceled) //nolint:contextcheck // ended on purpose, see there
-		c.doubtEpoch()
 		return step{kind: kindUnknown, err: err}
 	case errors.Is(err, idempotency.ErrRecordExists):
 		return step{kind: kindAgain, err: err}
@@ -259,6 +263,30 @@ func (a *attempt) commit(ctx context.Context, done *idempotency.Completion) step
 		return restart(err)
 	}
 	return failed(err)
+}
+
+// sendCommit has send complete and commit, on a context that the request cannot cancel.
+func (a *attempt) sendCommit(ctx context.Context, send func(context.Context) error) error {
+	conn := a.pooled.Conn()
+	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.call.runner.config.CommitTimeout)
+	defer cancel()
+	failpoint.Hit(failpoint.CompleteBefore)
+	a.guard.commitSent.Store(true)
+	err := send(detached)
+	if !conn.IsClosed() {
+		a.guard.commitSent.Store(false)
+	}
+	switch {
+	case err == nil:
+		failpoint.Hit(failpoint.CommitAfter)
+		a.open = false
+	case errors.Is(err, idempotency.ErrOutcomeUnknown):
+		// The connection must not be used again: COMMIT's answer may still come.
+		a.open = false
+		_ = conn.Close(canceled) //nolint:contextcheck // ended on purpose, see there
+		a.call.doubtEpoch()
+	}
+	return err
 }
 
 func (a *attempt) complete(ctx context.Context, conn *pgx.Conn, done *idempotency.Completion) (idempotency.Record, error) {

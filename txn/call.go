@@ -30,6 +30,9 @@ type call struct {
 	lease   *Lease // leased mode: what the foreign function is given
 	foreign func(context.Context, *Lease) error
 
+	batched bool // one of WithIdempotencyMany's: nobody else's attempt is waited for
+	away    bool // the last attempt found no connection
+
 	endedFence int64 // of the attempt whose function ended its transaction; 0: none did
 
 	fronted bool      // the fronts are asked and told

@@ -130,8 +130,6 @@ func (c *Config) operations() (map[string]*operation, error) {
 		switch {
 		case op.Strategy == idempotency.StrategyCache:
 			return nil, invalid("must not be CACHE here: nothing of it is in PostgreSQL, use redisfront.Do")
-		case op.Strategy == idempotency.StrategyEventual:
-			return nil, invalid("must not be EVENTUAL here: that is for messages")
 		case op.Strategy == idempotency.StrategyHybrid && len(c.Fronts) == 0:
 			return nil, invalid("must be STRICT (or left out) in a runner without fronts, is HYBRID")
 		}

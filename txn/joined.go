@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgonce/pgonce/idempotency"
 	"github.com/pgonce/pgonce/internal/failpoint"
@@ -114,8 +115,8 @@ func (a *attempt) runJoined(ctx context.Context, tx pgx.Tx) (*idempotency.Comple
 		case released:
 		case a.outerEnded(conn):
 			_ = a.recordEnded(ctx, conn, nil)
-		default:
-			_ = undo(ctx, tx)
+		case a.savepointGone(undo(ctx, tx)):
+			_ = a.recordEnded(ctx, conn, nil)
 		}
 	}()
 	c.runs++
@@ -134,7 +135,11 @@ func (a *attempt) runJoined(ctx context.Context, tx pgx.Tx) (*idempotency.Comple
 	}
 	last := a.lastError(tx)
 	released = true
-	if undoErr := undo(ctx, tx); undoErr != nil {
+	undoErr := undo(ctx, tx)
+	if a.savepointGone(undoErr) {
+		return nil, a.recordEnded(ctx, conn, err)
+	}
+	if undoErr != nil {
 		return nil, failed(errors.Join(err, undoErr))
 	}
 	if idempotency.Restartable(err) || last != nil && idempotency.Restartable(last) {
@@ -157,6 +162,13 @@ func undo(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
+// savepointGone: a COMMIT and BEGIN that went past pgx, so that the guard has not seen them. It matters where the transaction
+// is ours; one of the caller's is lost with its connection, and a record would say that it had ended.
+func (a *attempt) savepointGone(err error) bool {
+	var server *pgconn.PgError
+	return a.call.batched && errors.As(err, &server) && server.Code == "3B001" // invalid_savepoint_specification
+}
+
 // forgetErrors, lastError and outerEnded use the guard where the caller's transaction is of a configured pool.
 func (a *attempt) forgetErrors(conn *pgx.Conn) {
 	if a.guard, _ = guardOf(conn); a.guard != nil {
@@ -165,8 +177,8 @@ func (a *attempt) forgetErrors(conn *pgx.Conn) {
 	}
 }
 
-// outerEnded reports whether the function has ended the caller's transaction by SQL of its own. On another pool a COMMIT
-// and BEGIN is only seen as a savepoint that is gone.
+// outerEnded reports whether the function has ended the caller's transaction by SQL of its own. On another pool, and
+// past pgx, a COMMIT and BEGIN is only seen as a savepoint that is gone.
 func (a *attempt) outerEnded(conn *pgx.Conn) bool {
 	return a.guard != nil && a.guard.mayHaveCommitted.Load() || !conn.IsClosed() && conn.PgConn().TxStatus() == 'I'
 }

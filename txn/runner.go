@@ -108,6 +108,15 @@ func (r *Runner) check(ctx context.Context, q idempotency.Querier, req idempoten
 	if err := nested(ctx, r, q, req.Key); err != nil {
 		return nil, err
 	}
+	op, err := r.declared(req)
+	if err != nil {
+		return nil, err
+	}
+	return op, r.checkDatabase(ctx, q)
+}
+
+// declared is the operation of a request that is valid.
+func (r *Runner) declared(req idempotency.Request) (*operation, error) {
 	if err := req.Validate(); err != nil {
 		return nil, err
 	}
@@ -121,7 +130,7 @@ func (r *Runner) check(ctx context.Context, q idempotency.Querier, req idempoten
 			return nil, err
 		}
 	}
-	return op, r.checkDatabase(ctx, q)
+	return op, nil
 }
 
 // operation returns a declared operation.

@@ -33,10 +33,15 @@ func (c *call) tries(ctx context.Context) step {
 			return s
 		}
 	}
+	return c.goOn(ctx, c.attempt(ctx))
+}
+
+// goOn makes attempts until one of them settles the call. s is what the last one has come to.
+func (c *call) goOn(ctx context.Context, s step) step {
+	defer c.leaveWait()
 	wait := pauses{next: 2 * time.Millisecond, last: 50 * time.Millisecond}
 	backoff := pauses{next: restartPause, last: restartPauseMax}
-	for looks := 0; ; {
-		s := c.attempt(ctx)
+	for looks := 0; ; s = c.attempt(ctx) {
 		if s.kind != kindBusy {
 			c.busy = stopwatch{}
 		}
@@ -104,6 +109,9 @@ func (c *call) again(ctx context.Context, backoff *pauses, err error) (end step,
 
 // waitOver reports whether the caller has waited long enough for whoever holds the key.
 func (c *call) waitOver() bool {
+	if c.batched && !c.ghost && !c.unknown.running() {
+		return true // the keys behind it would wait too
+	}
 	if !c.busy.running() {
 		c.busy = startStopwatch()
 	}
@@ -134,15 +142,20 @@ func (c *call) unresolved(s step) step {
 	return step{kind: kindUnknown, err: fmt.Errorf("%w: %w", idempotency.ErrOutcomeUnknown, s.err)}
 }
 
-// resolve finds out what a lost COMMIT did. Without an outcome and an error, no attempt of this call has committed so
-// far; the next attempt then waits for the old backend, if it is still there, by asking for the key again.
-func (c *call) resolve(ctx context.Context, cause error) (step, error) {
-	none := step{kind: kindAgain}
+// commitLost notes that a COMMIT of this call was sent and its answer never came. From then on its time runs.
+func (c *call) commitLost(ctx context.Context, cause error) {
 	if !c.unknown.running() {
 		c.unknown = startStopwatch()
 		c.emit(ctx, idempotency.CommitUnknown{Key: c.req.Key, Err: cause})
 	}
 	c.ghost = true
+}
+
+// resolve finds out what a lost COMMIT did. Without an outcome and an error, no attempt of this call has committed so
+// far; the next attempt then waits for the old backend, if it is still there, by asking for the key again.
+func (c *call) resolve(ctx context.Context, cause error) (step, error) {
+	none := step{kind: kindAgain}
+	c.commitLost(ctx, cause)
 	budget := c.runner.config.CommitTimeout - c.unknown.elapsed()
 	// Not the request's context: a client that hung up has no bearing on what was committed.
 	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), budget)

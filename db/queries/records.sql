@@ -39,6 +39,28 @@ WHERE tenant = @tenant AND operation = @operation AND key = @key
   AND attempt_token = ANY (@attempt_tokens::bytea[])
   AND state IN ('SUCCESS', 'FAILED');
 
+-- name: RecordsLock :many
+-- RecordLock for many keys, in the order they are given. Two callers with the same keys in other orders do not wait for
+-- one another: each gets what the other does not have.
+SELECT k.lock_id::bigint AS lock_id,
+       CASE WHEN pg_catalog.pg_try_advisory_xact_lock(k.lock_id) THEN pg_catalog.nextval('idempotency.fence') END::bigint AS fence,
+       pg_catalog.now()::timestamptz AS started,
+       CASE WHEN pg_catalog.current_setting('idle_in_transaction_session_timeout')::interval NOT BETWEEN '1 ms' AND '60 s'
+            THEN pg_catalog.set_config('idle_in_transaction_session_timeout', '60s', true) END AS idle_timeout
+FROM (SELECT pg_catalog.unnest(@lock_ids::bigint[]) AS lock_id) AS k;
+
+-- name: RecordsGet :many
+-- RecordGet for many keys: a statement of its own behind RecordsLock, for the same reason. ordinal tells which of them.
+SELECT k.ordinal::int AS ordinal, r.state, r.fence, r.generation, r.attempt, r.retryable, r.fingerprint, r.attempt_token, r.takeover,
+       r.executor, r.client, r.trace_id, r.created_at, r.acquired_at, r.completed_at, r.lease_expires_at, r.result_expires_at,
+       r.expires_at, r.error_code, r.error_message, r.result_type,
+       CASE WHEN r.result_expires_at <= pg_catalog.statement_timestamp() THEN NULL ELSE r.result END::bytea AS result,
+       (r.state <> 'PROCESSING' AND COALESCE(r.expires_at <= pg_catalog.statement_timestamp(), false))::boolean AS expired,
+       (r.state = 'PROCESSING' AND COALESCE(r.lease_expires_at <= pg_catalog.statement_timestamp(), false))::boolean AS timed_out
+FROM (SELECT pg_catalog.unnest(@tenants::text[]) AS tenant, pg_catalog.unnest(@operations::text[]) AS operation,
+             pg_catalog.unnest(@keys::text[]) AS key, pg_catalog.unnest(@ordinals::int[]) AS ordinal) AS k
+JOIN idempotency.records AS r ON r.tenant = k.tenant AND r.operation = k.operation AND r.key = k.key;
+
 -- name: RecordInsert :one
 -- Completes a key of which nothing was found: the last statement before COMMIT, in the same flush. It must raise unless
 -- it writes exactly one row, since nobody reads its answer before COMMIT is on its way.

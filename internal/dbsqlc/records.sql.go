@@ -410,3 +410,143 @@ func (q *Queries) RecordReplace(ctx context.Context, arg RecordReplaceParams) (R
 	err := row.Scan(&i.Fence, &i.CompletedAt, &i.SynchronousCommit)
 	return i, err
 }
+
+const RecordsGet = `-- name: RecordsGet :many
+SELECT k.ordinal::int AS ordinal, r.state, r.fence, r.generation, r.attempt, r.retryable, r.fingerprint, r.attempt_token, r.takeover,
+       r.executor, r.client, r.trace_id, r.created_at, r.acquired_at, r.completed_at, r.lease_expires_at, r.result_expires_at,
+       r.expires_at, r.error_code, r.error_message, r.result_type,
+       CASE WHEN r.result_expires_at <= pg_catalog.statement_timestamp() THEN NULL ELSE r.result END::bytea AS result,
+       (r.state <> 'PROCESSING' AND COALESCE(r.expires_at <= pg_catalog.statement_timestamp(), false))::boolean AS expired,
+       (r.state = 'PROCESSING' AND COALESCE(r.lease_expires_at <= pg_catalog.statement_timestamp(), false))::boolean AS timed_out
+FROM (SELECT pg_catalog.unnest($1::text[]) AS tenant, pg_catalog.unnest($2::text[]) AS operation,
+             pg_catalog.unnest($3::text[]) AS key, pg_catalog.unnest($4::int[]) AS ordinal) AS k
+JOIN idempotency.records AS r ON r.tenant = k.tenant AND r.operation = k.operation AND r.key = k.key
+`
+
+type RecordsGetParams struct {
+	Tenants    []string
+	Operations []string
+	Keys       []string
+	Ordinals   []int32
+}
+
+type RecordsGetRow struct {
+	Ordinal         int32
+	State           string
+	Fence           int64
+	Generation      int64
+	Attempt         int32
+	Retryable       bool
+	Fingerprint     []byte
+	AttemptToken    []byte
+	Takeover        *string
+	Executor        *string
+	Client          *string
+	TraceID         *string
+	CreatedAt       time.Time
+	AcquiredAt      *time.Time
+	CompletedAt     *time.Time
+	LeaseExpiresAt  *time.Time
+	ResultExpiresAt *time.Time
+	ExpiresAt       *time.Time
+	ErrorCode       *string
+	ErrorMessage    *string
+	ResultType      *string
+	Result          []byte
+	Expired         bool
+	TimedOut        bool
+}
+
+// RecordGet for many keys: a statement of its own behind RecordsLock, for the same reason. ordinal tells which of them.
+func (q *Queries) RecordsGet(ctx context.Context, arg RecordsGetParams) ([]RecordsGetRow, error) {
+	rows, err := q.db.Query(ctx, RecordsGet,
+		arg.Tenants,
+		arg.Operations,
+		arg.Keys,
+		arg.Ordinals,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []RecordsGetRow
+	for rows.Next() {
+		var i RecordsGetRow
+		if err := rows.Scan(
+			&i.Ordinal,
+			&i.State,
+			&i.Fence,
+			&i.Generation,
+			&i.Attempt,
+			&i.Retryable,
+			&i.Fingerprint,
+			&i.AttemptToken,
+			&i.Takeover,
+			&i.Executor,
+			&i.Client,
+			&i.TraceID,
+			&i.CreatedAt,
+			&i.AcquiredAt,
+			&i.CompletedAt,
+			&i.LeaseExpiresAt,
+			&i.ResultExpiresAt,
+			&i.ExpiresAt,
+			&i.ErrorCode,
+			&i.ErrorMessage,
+			&i.ResultType,
+			&i.Result,
+			&i.Expired,
+			&i.TimedOut,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const RecordsLock = `-- name: RecordsLock :many
+SELECT k.lock_id::bigint AS lock_id,
+       CASE WHEN pg_catalog.pg_try_advisory_xact_lock(k.lock_id) THEN pg_catalog.nextval('idempotency.fence') END::bigint AS fence,
+       pg_catalog.now()::timestamptz AS started,
+       CASE WHEN pg_catalog.current_setting('idle_in_transaction_session_timeout')::interval NOT BETWEEN '1 ms' AND '60 s'
+            THEN pg_catalog.set_config('idle_in_transaction_session_timeout', '60s', true) END AS idle_timeout
+FROM (SELECT pg_catalog.unnest($1::bigint[]) AS lock_id) AS k
+`
+
+type RecordsLockRow struct {
+	LockID      int64
+	Fence       int64
+	Started     time.Time
+	IdleTimeout interface{}
+}
+
+// RecordLock for many keys, in the order they are given. Two callers with the same keys in other orders do not wait for
+// one another: each gets what the other does not have.
+func (q *Queries) RecordsLock(ctx context.Context, lockIds []int64) ([]RecordsLockRow, error) {
+	rows, err := q.db.Query(ctx, RecordsLock, lockIds)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []RecordsLockRow
+	for rows.Next() {
+		var i RecordsLockRow
+		if err := rows.Scan(
+			&i.LockID,
+			&i.Fence,
+			&i.Started,
+			&i.IdleTimeout,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}

@@ -352,12 +352,11 @@ func TestNew_RefusesWrongFronts(t *testing.T) {
 	b := newBench(t)
 	s := b.shop(t, fronts{local: true, redis: true})
 	for name, config := range map[string]*txn.Config{
-		"must not hold nil":    {Operations: idempotencytest.Operations(), Fronts: []idempotency.Front{nil}},
-		"nearest first":        {Operations: idempotencytest.Operations(), Fronts: []idempotency.Front{s.redis, s.local}},
-		"one front outside":    {Operations: idempotencytest.Operations(), Fronts: []idempotency.Front{s.redis, s.redis}},
-		"without fronts":       {Operations: []idempotency.Operation{{Name: "o", Strategy: idempotency.StrategyHybrid}}},
-		"redisfront.Do":        {Operations: []idempotency.Operation{{Name: "o", Strategy: idempotency.StrategyCache}}},
-		"that is for messages": {Operations: []idempotency.Operation{{Name: "o", Strategy: idempotency.StrategyEventual}}},
+		"must not hold nil": {Operations: idempotencytest.Operations(), Fronts: []idempotency.Front{nil}},
+		"nearest first":     {Operations: idempotencytest.Operations(), Fronts: []idempotency.Front{s.redis, s.local}},
+		"one front outside": {Operations: idempotencytest.Operations(), Fronts: []idempotency.Front{s.redis, s.redis}},
+		"without fronts":    {Operations: []idempotency.Operation{{Name: "o", Strategy: idempotency.StrategyHybrid}}},
+		"redisfront.Do":     {Operations: []idempotency.Operation{{Name: "o", Strategy: idempotency.StrategyCache}}},
 	} {
 		_, err := txn.New(b.pool, config)
 		require.ErrorIs(t, err, idempotency.ErrConfig, name)
