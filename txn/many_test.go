@@ -292,7 +292,7 @@ func TestMany_OneThatBreaksTheTransaction(t *testing.T) {
 			return err
 		},
 		"leaves rows open": func(ctx context.Context, tx pgx.Tx) error {
-			_, err := tx.Query(ctx, `SELECT generate_series(1, 10)`) //nolint:sqlclosecheck,rowserrcheck // the point of it
+			_, err := tx.Query(ctx, `SELECT generate_series(1, 10)`) //nolint:sqlclosecheck,gocritic // the point of it
 			return err
 		},
 		"is refused at COMMIT": func(ctx context.Context, tx pgx.Tx) error {
