@@ -66,6 +66,14 @@ var tokenWays = map[string]func(context.Context, testing.TB, *shop, idempotency.
 		_, err := s.place(ctx, req)
 		return err
 	},
+	"WithIdempotencyMany": func(ctx context.Context, t testing.TB, s *shop, req idempotency.Request) error {
+		t.Helper()
+		all, err := s.placeMany(ctx, []idempotency.Request{req}, nil)
+		if err != nil {
+			return err
+		}
+		return all[0].Err
+	},
 	"Retry": func(ctx context.Context, _ testing.TB, s *shop, req idempotency.Request) error {
 		req.Retry = true
 		_, err := s.place(ctx, req)

@@ -64,12 +64,9 @@ func TestMany_AllInOneTransactionAndReplayed(t *testing.T) {
 		require.Equal(t, reqs[i].Key.Value(), out.Value.Key)
 		require.Equal(t, idempotency.StateSuccess, out.Record.State)
 	}
-	var transactions, wrong int
-	require.NoError(t, s.direct.QueryRow(t.Context(), `
-		SELECT count(DISTINCT r.created_at), count(*) FILTER (WHERE o.xmin <> r.xmin AND false)
-		FROM idempotency.records r JOIN orders o USING (key)`).Scan(&transactions, &wrong))
+	var transactions int
+	require.NoError(t, s.direct.QueryRow(t.Context(), `SELECT count(DISTINCT created_at) FROM idempotency.records`).Scan(&transactions))
 	require.Equal(t, 1, transactions, "one transaction start for all")
-	require.Zero(t, wrong)
 
 	again, err := s.placeMany(t.Context(), reqs, func(context.Context, pgx.Tx, int) error { return errors.New("must not run") })
 	require.NoError(t, err)

@@ -63,7 +63,9 @@ func (b *batch) acquire(ctx context.Context, lead *attempt, open []*member) (err
 	for i, m := range open {
 		c := m.call
 		c.epoch = learner.epoch
-		m.attempt = &attempt{call: c, pooled: lead.pooled, guard: lead.guard, acquired: acquired[i]}
+		m.attempt = &attempt{call: c, pooled: lead.pooled, guard: lead.guard}
+		acquired[i].RequireIssued = c.op.RequireIssued && c.runs == 0
+		m.attempt.acquired = acquired[i]
 		if acquired[i].Found {
 			m.found = &acquired[i].Record
 		}
