@@ -152,10 +152,11 @@ func TestCase_M13_InProgressIsRetriedAndAMismatchIsNot(t *testing.T) {
 	op.Wait = idempotency.NoWait
 	p := newPost(t, idempotencymsg.Config{Operation: op})
 	entered, leave := make(chan struct{}), make(chan struct{})
+	enter := sync.OnceFunc(func() { close(entered) }) // it may run again
 	var group sync.WaitGroup
 	group.Go(func() {
 		p.inbox.HandleWith(t.Context(), message("m", ""), func(ctx context.Context, tx pgx.Tx, m idempotencymsg.Message) ([]byte, error) {
-			close(entered)
+			enter()
 			<-leave
 			return write(ctx, tx, m)
 		})

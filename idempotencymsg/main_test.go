@@ -30,7 +30,10 @@ type post struct {
 func newPost(t testing.TB, cfg idempotencymsg.Config) *post {
 	t.Helper()
 	direct := pgtest.Pool(t)
-	pool := pgtest.Service(t, direct, txn.ConfigurePool)
+	pool := pgtest.Service(t, direct, func(c *pgxpool.Config) {
+		c.MaxConns = max(c.MaxConns, 2) // a test may hold one
+		txn.ConfigurePool(c)
+	})
 	_, err := direct.Exec(t.Context(), `
 		CREATE TABLE effects (id text NOT NULL);
 		CREATE TABLE dead_letters (id text NOT NULL, reason text NOT NULL)`)

@@ -156,10 +156,11 @@ func TestMany_MixtureEachItsOwnOutcome(t *testing.T) {
 	require.NoError(t, err)
 
 	entered, leave := make(chan struct{}), make(chan struct{})
+	enter := sync.OnceFunc(func() { close(entered) }) // it may run again
 	var group sync.WaitGroup
 	group.Go(func() {
 		_, err := txn.WithIdempotency(t.Context(), s.runner, request(t, "busy", "busy"), func(ctx context.Context, tx pgx.Tx) (order, error) {
-			close(entered)
+			enter()
 			<-leave
 			return insertOrder(ctx, tx, "busy")
 		})
