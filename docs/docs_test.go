@@ -100,6 +100,8 @@ func TestDefaults_TableIsTheCode(t *testing.T) {
 	for _, row := range []string{
 		"| Wait | " + human(op.Wait) + " |",
 		"| Retention | " + human(op.Retention) + " |",
+		"| Retention under EVENTUAL | `Forever` |",
+		fmt.Sprintf("| requests of one `WithIdempotencyMany` | %d |", txn.MaxMany),
 		"| Retention under CACHE | " + human(redisfront.DefaultCacheRetention) + " |",
 		fmt.Sprintf("| ResultLimit | %d MiB |", op.ResultLimit>>20),
 		"| Lease | " + human(op.Lease) + " |",
@@ -166,6 +168,17 @@ func TestMachine_GoCodeIsTheExamples(t *testing.T) {
 	require.Len(t, blocks, 5)
 	for _, block := range blocks {
 		require.True(t, strings.Contains(examples, block[1]), "not in an example: %s", block[1])
+	}
+}
+
+func TestMessages_GoCodeIsTheExample(t *testing.T) {
+	t.Parallel()
+	indents := regexp.MustCompile(`(?m)^\t+`)
+	example := indents.ReplaceAllString(read(t, "idempotencymsg/example_test.go"), "")
+	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(read(t, "docs/messages.md"), -1)
+	require.Len(t, blocks, 2)
+	for _, block := range blocks {
+		require.True(t, strings.Contains(example, indents.ReplaceAllString(block[1], "")), "not in the example: %s", block[1])
 	}
 }
 

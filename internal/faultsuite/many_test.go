@@ -46,6 +46,9 @@ func (s *shop) placeMany(ctx context.Context, keys []string, refused, final int)
 	return outcomes, err
 }
 
+// shortOfMany is how many bytes of the answers to 19 records, one attempt and COMMIT do not tell yet that COMMIT is done.
+const shortOfMany = 1080
+
 // The lost COMMIT of a batch: every key of it gets the outcome that is recorded, and none runs twice.
 func TestFault_LostCommitOfMany(t *testing.T) {
 	t.Parallel()
@@ -61,7 +64,7 @@ func TestFault_LostCommitOfMany(t *testing.T) {
 					keys[i] = fmt.Sprintf("r%dk%d", round, i)
 				}
 				s.events.take()
-				s.proxy.Next(pgproxy.Rule{Do: do, Bytes: 1 + 40*round, Reset: round%2 == 1})
+				s.proxy.Next(pgproxy.Rule{Do: do, Bytes: 1 + round*(shortOfMany-1)/(n-1), Reset: round%2 == 1})
 				began := time.Now()
 				outcomes, err := s.placeMany(t.Context(), keys, 4, 7)
 				took := time.Since(began)
