@@ -87,7 +87,7 @@ func parse(args []string, out io.Writer) (settings, error) {
 	}
 	switch {
 	case s.buffers != "":
-	case s.wantsUpkeep():
+	case s.wantsUpkeep(upkeepParts...):
 		s.buffers = "4GB"
 	case s.wantsBig(bigParts...):
 		s.buffers = fmt.Sprintf("%dGB", max(1, s.records/1_000_000))
@@ -109,7 +109,7 @@ func names() []string {
 	for _, kind := range waitings {
 		all = append(all, kind.name) // the first one is called like its group
 	}
-	return append(append(all, "storm", "lookup", upkeepGroup), bigParts...)
+	return slices.Concat(all, []string{"storm", "lookup"}, upkeepParts, bigParts)
 }
 
 // What needs a Redis.
@@ -178,8 +178,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 			return fmt.Errorf("%s: %w", bigGroup, err)
 		}
 	}
-	if s.wantsUpkeep() {
-		if r.Upkeep, err = measureUpkeep(ctx, w, stderr); err != nil {
+	if s.wantsUpkeep(upkeepParts...) {
+		if r.Upkeep, err = measureUpkeep(ctx, w, s, stderr); err != nil {
 			return fmt.Errorf("%s: %w", upkeepGroup, err)
 		}
 	}

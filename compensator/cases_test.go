@@ -141,3 +141,37 @@ func TestCase_W10_PassesAreJittered(t *testing.T) {
 	}
 	require.Greater(t, len(seen), 50)
 }
+
+// A key that begins a new life while the purge is about to take its old one.
+func TestPurge_LeavesANewLifeAlone(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	s.exec(t, `INSERT INTO idempotency.records (tenant, operation, key, state, fence, generation, attempt, created_at, acquired_at, completed_at,
+			expires_at, executor, fingerprint, attempt_token, result_type)
+		SELECT 'acme', 'rerun', 'k' || i, 'SUCCESS', i, i, 1, now(), now(), now(), now() - interval '1 s', 'h',
+			idempotency.fingerprint_of('x'), decode(repeat('02', 16), 'hex'), 'json/1'
+		FROM generate_series(1, 100) AS i`)
+	tx, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	for i := range 10 {
+		var verdict string
+		require.NoError(t, tx.QueryRow(t.Context(), `SELECT verdict FROM idempotency.acquire('acme', 'rerun', $1, idempotency.fingerprint_of('x'))`,
+			fmt.Sprint("k", 10*i+1)).Scan(&verdict))
+		require.Equal(t, "RUN", verdict)
+	}
+	done := make(chan error, 1)
+	var report compensator.Report
+	c := s.open(t)
+	go func() {
+		var err error
+		report, err = c.RunOnce(context.WithoutCancel(t.Context()))
+		done <- err
+	}()
+	require.Eventually(t, func() bool {
+		return s.count(t, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) > 0
+	}, 20*time.Second, 5*time.Millisecond, "the purge waits for the rows")
+	require.NoError(t, tx.Commit(t.Context()))
+	require.NoError(t, <-done)
+	require.EqualValues(t, 90, report.Purged)
+	require.Equal(t, 10, s.count(t, `SELECT count(*) FROM idempotency.records WHERE state = 'PROCESSING'`))
+}

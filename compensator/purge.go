@@ -19,12 +19,23 @@ func (c *Compensator) purge(ctx context.Context, report *Report) error {
 			return err
 		})
 	}
+	purge := c.store.Purge
+	err := c.call(ctx, func(ctx context.Context) error {
+		sharded, err := c.store.Sharded(ctx, c.pool)
+		if sharded {
+			purge = c.store.PurgeSharded
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
 	return errors.Join(
 		c.repeat(ctx, &c.results, &report.ResultsDropped, func(ctx context.Context, n int) (int64, bool, error) {
 			return c.store.DropResults(ctx, c.pool, n)
 		}),
 		c.repeat(ctx, &c.records, &report.Purged, func(ctx context.Context, n int) (int64, bool, error) {
-			return c.store.Purge(ctx, c.pool, n)
+			return purge(ctx, c.pool, n)
 		}),
 	)
 }
@@ -42,7 +53,11 @@ func (c *Compensator) repeat(ctx context.Context, b *batch, total *int64, do fun
 		})
 		switch {
 		case err == nil:
-			b.took(time.Since(began), c.config.Timeout)
+			took := time.Since(began)
+			b.took(took, c.config.Timeout)
+			if more {
+				rest(ctx, took)
+			}
 		case errors.Is(err, context.DeadlineExceeded) && b.shrink():
 			more = true // a smaller one may get through
 		case idempotency.Restartable(err) && deadlocks < maxDeadlocks:
@@ -53,6 +68,17 @@ func (c *Compensator) repeat(ctx context.Context, b *batch, total *int64, do fun
 		}
 	}
 	return nil
+}
+
+// rest leaves the database to others for twice as long as it has worked for us: whoever takes orders must not notice. Most of
+// what they would notice is the log, which a purge fills faster than a disk takes it.
+func rest(ctx context.Context, took time.Duration) {
+	timer := time.NewTimer(2 * took)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
 }
 
 // batch is a size that a loaded database can take.

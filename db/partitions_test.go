@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgonce/pgonce/db"
+	"github.com/pgonce/pgonce/idempotency"
 	"github.com/pgonce/pgonce/internal/pgtest"
 )
 
@@ -70,4 +71,19 @@ func TestCase_P19_PartitionsKeepAKeyUnique(t *testing.T) {
 	var n int
 	require.NoError(t, conn.QueryRow(ctx, `SELECT count(*) FROM idempotency.records`).Scan(&n))
 	require.Equal(t, keys, n)
+
+	// The purge goes by keys there: a place is one in each partition.
+	store := idempotency.NewStore(pgx.QueryExecModeCacheStatement)
+	sharded, err := store.Sharded(ctx, conn)
+	require.NoError(t, err)
+	require.True(t, sharded)
+	for left := int64(keys); left > 0; {
+		gone, _, err := store.PurgeSharded(ctx, conn, 20)
+		require.NoError(t, err)
+		require.Positive(t, gone)
+		left -= gone
+	}
+	sharded, err = store.Sharded(ctx, connect(t, pgtest.URL(t)))
+	require.NoError(t, err)
+	require.False(t, sharded)
 }

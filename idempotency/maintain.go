@@ -95,8 +95,17 @@ func (s *Store) DropResults(ctx context.Context, db DB, limit int) (n int64, mor
 	return n, len(rows) == limit, nil
 }
 
-// Purge deletes up to limit expired records, with their steps and attempts.
+// Purge deletes up to limit expired records, with their steps and attempts. more: there may be others.
 func (s *Store) Purge(ctx context.Context, db DB, limit int) (n int64, more bool, err error) {
+	gone, err := dbsqlc.New(db).ExpiredDeleteHere(ctx, int32(limit)) //nolint:gosec // a batch
+	if err != nil {
+		return 0, false, fmt.Errorf("idempotency: purge: %w", translate(err))
+	}
+	return gone, gone == int64(limit), nil
+}
+
+// PurgeSharded is Purge by the records' keys, for a table that is spread over several.
+func (s *Store) PurgeSharded(ctx context.Context, db DB, limit int) (n int64, more bool, err error) {
 	q := dbsqlc.New(db)
 	rows, err := q.ExpiredList(ctx, int32(limit)) //nolint:gosec // a batch
 	if err == nil && len(rows) > 0 {
@@ -111,6 +120,15 @@ func (s *Store) Purge(ctx context.Context, db DB, limit int) (n int64, more bool
 		return n, false, fmt.Errorf("idempotency: purge: %w", translate(err))
 	}
 	return n, len(rows) == limit, nil
+}
+
+// Sharded reports whether the records are spread over several tables: partitions, or shards.
+func (s *Store) Sharded(ctx context.Context, db DB) (bool, error) {
+	sharded, err := dbsqlc.New(db).Sharded(ctx)
+	if err != nil {
+		return false, fmt.Errorf("idempotency: look at the table: %w", translate(err))
+	}
+	return sharded, nil
 }
 
 // CountMaintenance counts what DropResults and Purge would find.
