@@ -175,3 +175,22 @@ func TestPurge_LeavesANewLifeAlone(t *testing.T) {
 	require.EqualValues(t, 90, report.Purged)
 	require.Equal(t, 10, s.count(t, `SELECT count(*) FROM idempotency.records WHERE state = 'PROCESSING'`))
 }
+
+// A disk that cannot delete in time what a batch asks for: the batch shrinks until it can, and every pass gets somewhere.
+func TestCase_W04_ABatchThatIsTooBig(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	const records = 3000
+	s.exec(t, `INSERT INTO idempotency.records (tenant, operation, key, state, fence, generation, attempt, created_at, acquired_at, completed_at,
+			expires_at, executor, fingerprint, attempt_token, result_type)
+		SELECT 'acme', 'order.create', md5(i::text), 'SUCCESS', i, i, 1, now(), now(), now(), now() - interval '1 s', 'h',
+			idempotency.fingerprint_of('x'), decode(repeat('02', 16), 'hex'), 'json/1'
+		FROM generate_series(1, $1::int) AS i`, records)
+	s.exec(t, `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.0002); RETURN OLD; END $$`)
+	s.exec(t, `CREATE TRIGGER slow BEFORE DELETE ON idempotency.records FOR EACH ROW EXECUTE FUNCTION slow()`)
+	c := s.open(t, func(c *compensator.Config) { c.Batch, c.Timeout = records, 200*time.Millisecond })
+	report, err := c.RunOnce(t.Context())
+	require.NoError(t, err, "what took too long was tried again with less")
+	require.EqualValues(t, records, report.Purged)
+	require.Zero(t, s.count(t, `SELECT count(*) FROM idempotency.records`))
+}

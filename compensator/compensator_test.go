@@ -285,7 +285,7 @@ func TestPurge_ReplicasAtOnce(t *testing.T) {
 	require.EqualValues(t, records, purged.Load(), "each is counted once")
 }
 
-// W03, W04, W07: a statement that hangs is given up, with smaller batches behind it, and nothing stays "running" after it.
+// W03: a statement that hangs is given up, with smaller batches behind it, and nothing stays "running" after it.
 func TestCase_W03_AHangingStatementIsGivenUp(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)

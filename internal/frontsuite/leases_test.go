@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -262,4 +263,43 @@ func TestCase_W07_TheNextPassAlwaysRuns(t *testing.T) {
 	until("is well again", func(p pass) bool { return p.err == nil })
 	stop()
 	<-ended
+}
+
+// A live owner is never taken for dead because its deadline is missing or does not read: a lease without an end cannot be
+// stored, and a mark in Redis is none without somebody who holds the key in PostgreSQL.
+func TestCase_S02_AMissingDeadlineIsNoDeath(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	s, ctx := newTill(t, b, capture), t.Context()
+	req := request(t, capture, "k")
+	a, err := idempotency.NewStore(pgx.QueryExecModeCacheStatement).AcquireLease(ctx, b.pool, &idempotency.LeaseRequest{
+		Request: req, AttemptToken: idempotency.NewAttemptToken(), Lease: time.Minute, Takeover: capture.Takeover,
+	})
+	require.NoError(t, err)
+	_, err = b.pool.Exec(ctx, `UPDATE idempotency.records SET lease_expires_at = NULL WHERE key = 'k'`)
+	var refused *pgconn.PgError
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, "23514", refused.Code)
+
+	mark := a.Record.AttemptToken
+	_, _, err = s.redis.Begin(ctx, idempotency.Ask{Key: req.Key, Fingerprint: req.Fingerprint}, mark, time.Minute)
+	require.NoError(t, err)
+	marks, err := b.admin.Keys(ctx, "*:mark").Result()
+	require.NoError(t, err)
+	require.Len(t, marks, 1)
+	c, err := compensator.New(b.pool, &compensator.Config{Operations: []idempotency.Operation{capture}, Fronts: []idempotency.Auditable{s.redis}})
+	require.NoError(t, err)
+	for _, spoil := range []func() error{
+		func() error { return b.admin.Persist(ctx, marks[0]).Err() },
+		func() error { return b.admin.Set(ctx, marks[0], "", 0).Err() },
+		func() error { return b.admin.Set(ctx, marks[0], "unparsable", time.Hour).Err() },
+	} {
+		require.NoError(t, spoil())
+		report, err := c.RunOnce(ctx)
+		require.NoError(t, err)
+		require.Zero(t, report.Stale+report.Rescued+report.Drifted())
+		_, err = s.pay(ctx, req, nil)
+		require.ErrorIs(t, err, idempotency.ErrInProgress)
+		require.Zero(t, s.charges)
+	}
 }
