@@ -37,6 +37,7 @@ func newBench(t *testing.T) *bench {
 
 func (b *bench) shop(t *testing.T, with fronts) *shop {
 	t.Helper()
+	with.patient = true
 	return newShop(t, with, b.address, b.password, b.pool)
 }
 

@@ -34,7 +34,7 @@ func newTill(t *testing.T, b *bench, op idempotency.Operation) *till {
 	client := redis.NewClient(&redis.Options{Addr: b.address, Password: b.password, ContextTimeoutEnabled: true})
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	var err error
-	s.redis, err = redisfront.New(client, &redisfront.Config{OnEvent: s.events.add})
+	s.redis, err = redisfront.New(client, &redisfront.Config{OnEvent: s.events.add, Timeout: patience})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.redis.Close()) })
 	s.local, err = localfront.New(nil)

@@ -62,7 +62,13 @@ func (c *counters) add(_ context.Context, event idempotency.Event) {
 }
 
 // fronts says which ones a shop has.
-type fronts struct{ local, redis bool }
+type fronts struct {
+	local, redis bool
+	patient      bool // with a Redis that a busy machine makes late, and that nobody makes hang
+}
+
+// patience is a Redis' time where it is not what is examined: what comes too late is not published.
+const patience = 10 * time.Second
 
 // newShop makes a service with these fronts, Redis at this address, on a database of its own, or on that of another shop.
 func newShop(t *testing.T, with fronts, address, password string, pool *pgxpool.Pool) *shop {
@@ -85,7 +91,11 @@ func newShop(t *testing.T, with fronts, address, password string, pool *pgxpool.
 		client := redis.NewClient(&redis.Options{Addr: address, Password: password, ContextTimeoutEnabled: true})
 		t.Cleanup(func() { require.NoError(t, client.Close()) })
 		var err error
-		s.redis, err = redisfront.New(client, &redisfront.Config{OnEvent: s.events.add})
+		cfg := &redisfront.Config{OnEvent: s.events.add}
+		if with.patient {
+			cfg.Timeout = patience
+		}
+		s.redis, err = redisfront.New(client, cfg)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = s.redis.Close() }) // says so where Redis was away
 		config.Fronts = append(config.Fronts, s.redis)
