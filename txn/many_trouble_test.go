@@ -76,11 +76,11 @@ func TestMany_AFunctionThatEndsTheTransaction(t *testing.T) {
 	t.Parallel()
 	for _, sql := range []string{`COMMIT`, `COMMIT; BEGIN`, `ROLLBACK`} {
 		for _, panics := range []bool{false, true} {
+			if panics && sql == "ROLLBACK" {
+				continue // nothing can be committed then
+			}
 			t.Run(fmt.Sprintf("%s, panic %v", sql, panics), func(t *testing.T) {
 				t.Parallel()
-				if panics && sql == "ROLLBACK" {
-					t.Skip("nothing can be committed then")
-				}
 				s := newShopWith(t, atLeastConns(3))
 				reqs := requests(t, numbered(5)...)
 				runs := make([]int, len(reqs))
