@@ -19,11 +19,11 @@ func (c *Compensator) purge(ctx context.Context, report *Report) error {
 			return err
 		})
 	}
-	purge := c.store.Purge
+	purge := c.purgeHere()
 	err := c.call(ctx, func(ctx context.Context) error {
 		sharded, err := c.store.Sharded(ctx, c.pool)
 		if sharded {
-			purge = c.store.PurgeSharded
+			purge = func(ctx context.Context, n int) (int64, bool, error) { return c.store.PurgeSharded(ctx, c.pool, n) }
 		}
 		return err
 	})
@@ -34,10 +34,32 @@ func (c *Compensator) purge(ctx context.Context, report *Report) error {
 		c.repeat(ctx, &c.results, &report.ResultsDropped, func(ctx context.Context, n int) (int64, bool, error) {
 			return c.store.DropResults(ctx, c.pool, n)
 		}),
-		c.repeat(ctx, &c.records, &report.Purged, func(ctx context.Context, n int) (int64, bool, error) {
-			return purge(ctx, c.pool, n)
-		}),
+		c.repeat(ctx, &c.records, &report.Purged, purge),
 	)
+}
+
+// maxStalls is how many batches in a row may take too long before it is somebody's lock and not the disk.
+const maxStalls = 5
+
+// purgeHere deletes batch after batch; where there are no more, or somebody holds up all of it, what nobody has locked: a caller's
+// long transaction, or another replica.
+func (c *Compensator) purgeHere() func(context.Context, int) (int64, bool, error) {
+	free, stalls := false, 0
+	return func(ctx context.Context, n int) (gone int64, more bool, err error) {
+		if free {
+			return c.store.PurgeFree(ctx, c.pool, n)
+		}
+		gone, full, err := c.store.Purge(ctx, c.pool, n)
+		switch {
+		case err == nil:
+			free, stalls = !full, 0
+		case errors.Is(err, context.DeadlineExceeded):
+			if stalls++; stalls == maxStalls || n == 1 {
+				free, err = true, nil
+			}
+		}
+		return gone, true, err
+	}
 }
 
 // repeat changes batch after batch until nothing is left.

@@ -95,13 +95,23 @@ func (s *Store) DropResults(ctx context.Context, db DB, limit int) (n int64, mor
 	return n, len(rows) == limit, nil
 }
 
-// Purge deletes up to limit expired records, with their steps and attempts. more: there may be others.
-func (s *Store) Purge(ctx context.Context, db DB, limit int) (n int64, more bool, err error) {
-	gone, err := dbsqlc.New(db).ExpiredDeleteHere(ctx, int32(limit)) //nolint:gosec // a batch
+// Purge deletes up to limit expired records, with their steps and attempts. It waits for whoever has one of them locked. full:
+// there were as many.
+func (s *Store) Purge(ctx context.Context, db DB, limit int) (n int64, full bool, err error) {
+	n, err = dbsqlc.New(db).ExpiredDeleteHere(ctx, int32(limit)) //nolint:gosec // a batch
 	if err != nil {
 		return 0, false, fmt.Errorf("idempotency: purge: %w", translate(err))
 	}
-	return gone, gone == int64(limit), nil
+	return n, n == int64(limit), nil
+}
+
+// PurgeFree is Purge without the records that somebody has locked: it waits for nobody.
+func (s *Store) PurgeFree(ctx context.Context, db DB, limit int) (n int64, more bool, err error) {
+	n, err = dbsqlc.New(db).ExpiredDeleteFree(ctx, int32(limit)) //nolint:gosec // a batch
+	if err != nil {
+		return 0, false, fmt.Errorf("idempotency: purge: %w", translate(err))
+	}
+	return n, n > 0, nil
 }
 
 // PurgeSharded is Purge by the records' keys, for a table that is spread over several.

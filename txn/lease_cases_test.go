@@ -134,3 +134,38 @@ func TestLease_ResultIsDroppedBeforeItsKey(t *testing.T) {
 	require.EqualValues(t, 2, d.calls.Load(), "a new life of the key, with a new downstream key")
 	require.Equal(t, 2, d.charges())
 }
+
+// Nobody waits for the lease's end because commit panicked.
+func TestLease_PanicOfCommitIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	s, d := newLeaseShop(t, capture), &downstream{}
+	req := leaseRequest(t, capture, "k")
+	require.PanicsWithValue(t, "oh no", func() {
+		_, _ = txn.WithLease(t.Context(), s.runner, req, d.foreign, func(ctx context.Context, tx pgx.Tx, _ string) (payment, error) {
+			_, err := insertOrder(ctx, tx, "k")
+			require.NoError(t, err)
+			panic("oh no")
+		})
+	})
+	r, _ := s.record(t, req)
+	require.Equal(t, idempotency.StateFailed, r.State)
+	require.True(t, r.Retryable)
+	require.Equal(t, 0, s.orders(t, "k"))
+	res, err := s.pay(t.Context(), req, d.foreign)
+	require.NoError(t, err)
+	require.Equal(t, 2, res.Record.Attempt)
+	require.Equal(t, 1, d.charges())
+
+	// One that has ended its transaction before it panics is not run again: part of it may be committed.
+	req = leaseRequest(t, capture, "ended")
+	require.PanicsWithValue(t, "oh no", func() {
+		_, _ = txn.WithLease(t.Context(), s.runner, req, d.foreign, func(ctx context.Context, tx pgx.Tx, _ string) (payment, error) {
+			_, err := tx.Exec(ctx, `COMMIT`)
+			require.NoError(t, err)
+			panic("oh no")
+		})
+	})
+	r, _ = s.record(t, req)
+	require.Equal(t, idempotency.StateFailed, r.State)
+	require.False(t, r.Retryable)
+}
