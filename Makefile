@@ -64,7 +64,7 @@ fuzz: ## run every fuzz target of the main module for FUZZTIME (60s)
 	for file in $$files; do \
 		for target in $$(sed -nE 's/^func (Fuzz[A-Za-z0-9_]*)\(.*/\1/p' $$file); do \
 			echo "fuzz: $$target"; \
-			(cd $$(dirname $$file) && go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) .); \
+			(cd $$(dirname $$file) && go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1s .); \
 		done; \
 	done
 
