@@ -105,6 +105,31 @@ type FrontMismatch struct {
 	Key   Key
 }
 
+// Bypassed says that the function ran and was committed without a record, because of a policy: under EnforcementOff nothing is
+// recorded, under EnforcementShadow a later call of a key is executed. WouldBe is what EnforcementEnforce would have done.
+type Bypassed struct {
+	Key         Key
+	Strategy    Strategy
+	Enforcement Enforcement
+	WouldBe     WouldBe
+	State       State // Success or Failed
+	Runs        int
+	Duration    time.Duration
+}
+
+// PolicyIgnored says that a leased call was enforced although its policy is weaker: what was asked of others cannot be rolled back.
+type PolicyIgnored struct {
+	Key         Key
+	Enforcement Enforcement
+}
+
+// PolicyChanged says that this process obeys a policy from now on, or not any more: Removed. A kill switch is one whose
+// Enforcement is EnforcementOff.
+type PolicyChanged struct {
+	Policy  Policy
+	Removed bool
+}
+
 func (Executed) event()       {}
 func (Replayed) event()       {}
 func (Refused) event()        {}
@@ -117,3 +142,6 @@ func (LeaseLost) event()      {}
 func (FrontFailed) event()    {}
 func (FrontDegraded) event()  {}
 func (FrontMismatch) event()  {}
+func (Bypassed) event()       {}
+func (PolicyIgnored) event()  {}
+func (PolicyChanged) event()  {}

@@ -1,0 +1,391 @@
+package txn_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/txn"
+)
+
+// events are what a runner and its policies told.
+type events struct {
+	mu  sync.Mutex
+	all []idempotency.Event
+}
+
+func (e *events) add(_ context.Context, one idempotency.Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.all = append(e.all, one)
+}
+
+func eventsOf[T idempotency.Event](e *events) (found []T) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, one := range e.all {
+		if t, ok := one.(T); ok {
+			found = append(found, t)
+		}
+	}
+	return found
+}
+
+// policyShop is a shop whose runner obeys policies.
+type policyShop struct {
+	*shop
+	events
+	policies *idempotency.Policies
+}
+
+func newPolicyShop(t testing.TB, config ...func(*txn.Config)) *policyShop {
+	t.Helper()
+	return (&policyShop{shop: newShop(t)}).withRunner(t, config...)
+}
+
+// withRunner makes a runner that obeys policies.
+func (p *policyShop) withRunner(t testing.TB, config ...func(*txn.Config)) *policyShop {
+	t.Helper()
+	var err error
+	p.policies, err = idempotency.NewPolicies(p.pool, &idempotency.PoliciesConfig{OnEvent: p.add})
+	require.NoError(t, err)
+	p.runner = newRunner(t, p.pool, append(config, func(c *txn.Config) { c.OnEvent, c.Policies = p.add, p.policies })...)
+	return p
+}
+
+func (p *policyShop) requireUnrecorded(t testing.TB, key string) {
+	t.Helper()
+	_, found := p.record(t, request(t, key, "{}"))
+	require.False(t, found)
+}
+
+// policy writes a row, as SQL, and has the process read it.
+func (p *policyShop) policy(t testing.TB, scope, name, enforcement string) {
+	t.Helper()
+	writePolicy(t, p.shop, scope, name, enforcement)
+	_, err := p.policies.RunOnce(context.WithoutCancel(t.Context()))
+	require.NoError(t, err)
+}
+
+func writePolicy(t testing.TB, s *shop, scope, name, enforcement string) {
+	t.Helper()
+	_, err := s.direct.Exec(context.WithoutCancel(t.Context()), `INSERT INTO idempotency.policies (scope, name, enforcement, actor, reason)
+		VALUES ($1, $2, $3, 'ada', 'ticket 4711') ON CONFLICT (scope, name) DO UPDATE SET enforcement = EXCLUDED.enforcement`, scope, name, enforcement)
+	require.NoError(t, err)
+}
+
+// bypasses are what was executed without a record, in the order of time.
+func (s *shop) bypasses(t testing.TB, key string) (rows []string) {
+	t.Helper()
+	found, err := s.direct.Query(context.WithoutCancel(t.Context()), `SELECT enforcement || ' ' || would_be || ' ' || outcome
+		FROM idempotency.bypasses WHERE key = $1 ORDER BY bypassed_at`, key)
+	require.NoError(t, err)
+	rows, err = pgx.CollectRows(found, pgx.RowTo[string])
+	require.NoError(t, err)
+	return rows
+}
+
+func (p *policyShop) ok(t testing.TB, key string) txn.Result[order] {
+	t.Helper()
+	res, err := p.place(context.WithoutCancel(t.Context()), request(t, key, "{}"))
+	require.NoError(t, err)
+	return res
+}
+
+func TestPolicy_OffExecutesAndLogs(t *testing.T) {
+	t.Parallel()
+	p := newPolicyShop(t, func(c *txn.Config) { c.TraceID = func(context.Context) string { return "trace-1" } })
+	recorded := p.ok(t, "before")
+	p.policy(t, "all", "", "off")
+	off := eventsOf[idempotency.PolicyChanged](&p.events)
+	require.Len(t, off, 1)
+	require.Equal(t, idempotency.EnforcementOff, off[0].Policy.Enforcement)
+	require.Equal(t, idempotency.Blame{Actor: "ada", Reason: "ticket 4711"}, off[0].Policy.Blame)
+
+	// What is recorded is replayed, and answers other payloads too.
+	again := p.ok(t, "before")
+	require.True(t, again.Replayed)
+	require.Equal(t, recorded.Value, again.Value)
+	_, err := p.place(t.Context(), request(t, "before", "other"))
+	require.ErrorIs(t, err, idempotency.ErrMismatch)
+	require.Empty(t, p.bypasses(t, "before"))
+
+	// What is not is executed, and none is written.
+	first, second := p.ok(t, "k"), p.ok(t, "k")
+	require.False(t, first.Replayed)
+	require.False(t, second.Replayed)
+	require.NotEqual(t, first.Value.ID, second.Value.ID)
+	require.Equal(t, "k", second.Value.Key)
+	require.Zero(t, second.Record.Fence)
+	require.Equal(t, 2, p.orders(t, "k"))
+	p.requireUnrecorded(t, "k")
+	require.Equal(t, []string{"off RUN SUCCESS", "off RUN SUCCESS"}, p.bypasses(t, "k"))
+	told := eventsOf[idempotency.Bypassed](&p.events)
+	require.Len(t, told, 2)
+	require.Equal(t, idempotency.WouldRun, told[0].WouldBe)
+	require.Equal(t, idempotency.EnforcementOff, told[0].Enforcement)
+	require.Equal(t, 1, told[0].Runs)
+
+	// With what a person needs to find out.
+	var who, why, trace string
+	require.NoError(t, p.direct.QueryRow(t.Context(), `SELECT c.actor, c.reason, b.trace_id FROM idempotency.bypasses AS b
+		JOIN idempotency.policy_changes AS c ON c.id = b.policy_change LIMIT 1`).Scan(&who, &why, &trace))
+	require.Equal(t, []string{"ada", "ticket 4711", "trace-1"}, []string{who, why, trace})
+}
+
+func TestPolicy_OffLeavesNothingOfWhatIsRolledBack(t *testing.T) {
+	t.Parallel()
+	p := newPolicyShop(t)
+	p.policy(t, "operation", "order.create", "off")
+	broken := errors.New("broken")
+	run := func(fail func() error) error {
+		_, err := txn.WithIdempotency(t.Context(), p.runner, request(t, "k", "{}"), func(ctx context.Context, tx pgx.Tx) (order, error) {
+			o, err := insertOrder(ctx, tx, "k")
+			if err != nil {
+				return o, err
+			}
+			return o, fail()
+		})
+		return err
+	}
+	require.ErrorIs(t, run(func() error { return broken }), broken)
+	require.Panics(t, func() { _ = run(func() error { panic("broken") }) })
+	require.Zero(t, p.orders(t, "k"))
+	require.Empty(t, p.bypasses(t, "k"))
+
+	// A Final was told to somebody: that is kept, its writes are not.
+	var failed *idempotency.FailedError
+	require.ErrorAs(t, run(func() error { return txn.Final("out_of_stock", broken) }), &failed)
+	require.Equal(t, "out_of_stock", failed.Code)
+	require.ErrorIs(t, failed, broken)
+	require.Zero(t, p.orders(t, "k"))
+	require.Equal(t, []string{"off RUN FAILED"}, p.bypasses(t, "k"))
+	p.requireUnrecorded(t, "k")
+}
+
+// What a function has committed by itself is known of, and enforced later.
+func TestPolicy_OffNotesATransactionThatTheFunctionEnded(t *testing.T) {
+	t.Parallel()
+	p := newPolicyShop(t)
+	p.policy(t, "all", "", "off")
+	_, err := txn.WithIdempotency(t.Context(), p.runner, request(t, "k", "{}"), func(ctx context.Context, tx pgx.Tx) (order, error) {
+		o, err := insertOrder(ctx, tx, "k")
+		if err == nil {
+			_, err = tx.Exec(ctx, "COMMIT")
+		}
+		return o, err
+	})
+	require.ErrorIs(t, err, idempotency.ErrTransactionEnded)
+	require.Equal(t, 1, p.orders(t, "k"))
+	require.Equal(t, []string{"off RUN ENDED"}, p.bypasses(t, "k"))
+	p.policy(t, "all", "", "enforce")
+	_, err = p.place(t.Context(), request(t, "k", "{}"))
+	require.ErrorIs(t, err, idempotency.ErrResultExpired)
+}
+
+// A key that was executed while the switch was off is not executed again once it is on.
+func TestPolicy_EnforceKnowsWhatOffLetThrough(t *testing.T) {
+	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			p := newPolicyShop(t, func(c *txn.Config) { c.Isolation = level })
+			p.policy(t, "prefix", "order.", "off")
+			p.ok(t, "k")
+			p.policy(t, "prefix", "order.", "enforce")
+			for range 2 {
+				_, err := p.place(t.Context(), request(t, "k", "{}"))
+				require.ErrorIs(t, err, idempotency.ErrResultExpired)
+				require.ErrorContains(t, err, "a person must reconcile it")
+				_, err = p.place(t.Context(), request(t, "k", "other"))
+				require.ErrorIs(t, err, idempotency.ErrMismatch)
+				outcomes, err := txn.WithIdempotencyMany(t.Context(), p.runner, []idempotency.Request{request(t, "k", "{}"), request(t, "new", "{}")},
+					func(ctx context.Context, tx pgx.Tx, _ int) (order, error) { return insertOrder(ctx, tx, "new") })
+				require.NoError(t, err)
+				require.ErrorIs(t, outcomes[0].Err, idempotency.ErrResultExpired)
+				require.NoError(t, outcomes[1].Err)
+				require.NoError(t, p.inTx(t, request(t, "other", "{}"), true))
+				require.ErrorIs(t, p.inTx(t, request(t, "k", "{}"), true), idempotency.ErrResultExpired)
+				p.forgetWeakPolicies(t) // and once nothing but the row tells
+			}
+			require.Equal(t, 1, p.orders(t, "k"))
+			require.Equal(t, 1, p.orders(t, "new"))
+
+			// As long as its record would have been kept, or until a person says otherwise.
+			p.exec(t, `UPDATE idempotency.bypasses SET bypassed_at = bypassed_at - interval '73 hours'`)
+			require.False(t, p.ok(t, "k").Replayed)
+			require.True(t, p.ok(t, "k").Replayed)
+		})
+	}
+}
+
+// forgetWeakPolicies makes the last change of policies an old one, and reads them.
+func (p *policyShop) forgetWeakPolicies(t testing.TB) {
+	t.Helper()
+	p.exec(t, `ALTER TABLE idempotency.policy_changes DISABLE TRIGGER USER`)
+	p.exec(t, `UPDATE idempotency.policy_changes SET changed_at = changed_at - interval '16 minutes'`)
+	p.exec(t, `ALTER TABLE idempotency.policy_changes ENABLE TRIGGER USER`)
+	_, err := p.policies.RunOnce(t.Context())
+	require.NoError(t, err)
+}
+
+// inTx places an order in a transaction of the caller.
+func (p *policyShop) inTx(t testing.TB, req idempotency.Request, commit bool) error {
+	t.Helper()
+	tx, err := p.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	joined, err := txn.WithIdempotencyTx(t.Context(), p.runner, tx, req, func(ctx context.Context, tx pgx.Tx) (order, error) {
+		return insertOrder(ctx, tx, req.Key.Value())
+	})
+	if err != nil {
+		return err
+	}
+	if !commit {
+		require.NoError(t, tx.Rollback(t.Context()))
+		return joined.AfterCommit(t.Context())
+	}
+	require.NoError(t, tx.Commit(t.Context()))
+	return joined.AfterCommit(t.Context())
+}
+
+func TestPolicy_ShadowExecutesAndLogsWhatItWouldReplay(t *testing.T) {
+	t.Parallel()
+	p := newPolicyShop(t)
+	p.policy(t, "operation", "order.create", "shadow")
+	first := p.ok(t, "k")
+	require.NotZero(t, first.Record.Fence, "the first outcome is recorded")
+	require.Empty(t, p.bypasses(t, "k"))
+	before, _ := p.record(t, request(t, "k", "{}"))
+	second := p.ok(t, "k")
+	require.False(t, second.Replayed)
+	require.NotEqual(t, first.Value.ID, second.Value.ID, "the caller gets what was executed for it")
+	_, err := p.place(t.Context(), request(t, "k", "other"))
+	require.NoError(t, err)
+	retry := request(t, "k", "{}")
+	retry.Retry = true
+	_, err = p.place(t.Context(), retry)
+	require.NoError(t, err)
+	require.Equal(t, 4, p.orders(t, "k"))
+	require.Equal(t, []string{"shadow REPLAY SUCCESS", "shadow MISMATCH SUCCESS", "shadow REPLAY SUCCESS"}, p.bypasses(t, "k"))
+	after, _ := p.record(t, request(t, "k", "{}"))
+	before.Expired, after.Expired = false, false
+	require.Equal(t, before, after, "the record stays as it is")
+	require.Len(t, eventsOf[idempotency.Bypassed](&p.events), 3)
+	require.Empty(t, eventsOf[idempotency.Replayed](&p.events))
+
+	p.policy(t, "operation", "order.create", "enforce")
+	replayed := p.ok(t, "k")
+	require.True(t, replayed.Replayed)
+	require.Equal(t, first.Value, replayed.Value, "the first is replayed")
+}
+
+// Nobody is held up in shadow, and a call beside a running one is executed.
+func TestPolicy_ShadowDoesNotWait(t *testing.T) {
+	t.Parallel()
+	p := newPolicyShop(t)
+	p.policy(t, "all", "", "shadow")
+	inside, leave, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() {
+		_, err := txn.WithIdempotency(t.Context(), p.runner, request(t, "k", "{}"), func(ctx context.Context, tx pgx.Tx) (order, error) {
+			close(inside)
+			<-leave
+			return insertOrder(ctx, tx, "k")
+		})
+		done <- err
+	}()
+	<-inside
+	p.ok(t, "k")
+	require.NoError(t, p.inTx(t, request(t, "k", "{}"), true))
+	outcomes, err := txn.WithIdempotencyMany(t.Context(), p.runner, []idempotency.Request{request(t, "k", "{}"), request(t, "k", "{}")},
+		func(ctx context.Context, tx pgx.Tx, _ int) (order, error) { return insertOrder(ctx, tx, "k") })
+	require.NoError(t, err)
+	require.NoError(t, outcomes[0].Err)
+	require.NoError(t, outcomes[1].Err)
+	require.Equal(t, 4, p.orders(t, "k"))
+	close(leave)
+	require.NoError(t, <-done)
+	require.Equal(t, 5, p.orders(t, "k"))
+	require.Equal(t, []string{"shadow IN_PROGRESS SUCCESS", "shadow IN_PROGRESS SUCCESS", "shadow IN_PROGRESS SUCCESS", "shadow IN_PROGRESS SUCCESS"},
+		p.bypasses(t, "k"))
+	_, found := p.record(t, request(t, "k", "{}"))
+	require.True(t, found, "the first outcome is that of the one who had the key")
+}
+
+// While off, what runs is not run beside.
+func TestPolicy_OffStillWaitsForWhatRuns(t *testing.T) {
+	t.Parallel()
+	p := newPolicyShop(t)
+	inside, leave, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() { // began under enforce, and keeps it
+		_, err := txn.WithIdempotency(t.Context(), p.runner, request(t, "k", "{}"), func(ctx context.Context, tx pgx.Tx) (order, error) {
+			close(inside)
+			<-leave
+			return insertOrder(ctx, tx, "k")
+		})
+		done <- err
+	}()
+	<-inside
+	p.policy(t, "all", "", "off")
+	p.exec(t, `UPDATE idempotency.policies SET wait = '0'`)
+	_, err := p.policies.RunOnce(t.Context())
+	require.NoError(t, err)
+	_, err = p.place(t.Context(), request(t, "k", "{}"))
+	require.ErrorIs(t, err, idempotency.ErrInProgress)
+	close(leave)
+	require.NoError(t, <-done)
+	require.True(t, p.ok(t, "k").Replayed, "it recorded, since it began before the switch")
+	require.Equal(t, 1, p.orders(t, "k"))
+	require.Empty(t, p.bypasses(t, "k"))
+}
+
+// First call and retry are on the same side, in every process, and a share that grows takes nobody out.
+func TestPolicy_PercentageIsByKey(t *testing.T) {
+	t.Parallel()
+	p := newPolicyShop(t)
+	sides := map[int]map[string]bool{}
+	keys := make([]string, 400)
+	for i := range keys {
+		keys[i] = time.Duration(i).String()
+	}
+	for _, share := range []int{0, 5, 50, 100} {
+		p.policy(t, "operation", "order.create", "enforce")
+		p.exec(t, `UPDATE idempotency.policies SET percentage = $1`, share)
+		_, err := p.policies.RunOnce(t.Context())
+		require.NoError(t, err)
+		sides[share] = map[string]bool{}
+		for _, key := range keys {
+			if p.policies.For(request(t, key, "{}").Key).Enforcement == idempotency.EnforcementEnforce {
+				sides[share][key] = true
+			}
+		}
+	}
+	require.Empty(t, sides[0])
+	require.Len(t, sides[100], len(keys))
+	require.InDelta(t, 20, len(sides[5]), 18)
+	require.InDelta(t, 200, len(sides[50]), 60)
+	for key := range sides[5] {
+		require.True(t, sides[50][key])
+	}
+
+	p.exec(t, `UPDATE idempotency.policies SET percentage = 50`)
+	_, err := p.policies.RunOnce(t.Context())
+	require.NoError(t, err)
+	for _, key := range keys[:40] {
+		first, second := p.ok(t, key), p.ok(t, key)
+		require.False(t, first.Replayed)
+		require.NotZero(t, first.Record.Fence)
+		require.Equal(t, sides[50][key], second.Replayed)
+		logged := []string{"shadow REPLAY SUCCESS"}
+		if sides[50][key] {
+			logged = []string{}
+		}
+		require.Equal(t, logged, p.bypasses(t, key))
+	}
+}
