@@ -106,12 +106,24 @@ FROM idempotency.bypasses AS b
 WHERE b.tenant = @tenant AND b.operation = @operation AND b.key = @key AND b.reconciled_at >= pg_catalog.now()
 ORDER BY b.bypassed_at;
 
--- name: BypassPurge :execrows
+-- name: BypassPurgeList :many
 -- What nobody asks about any more. What the kill switch has let through stays until somebody has reconciled it.
+SELECT b.tenant, b.operation, b.key, b.attempt_token
+FROM idempotency.bypasses AS b
+WHERE b.bypassed_at <= pg_catalog.statement_timestamp() - sqlc.arg('age_us')::bigint * interval '1 microsecond'
+  AND (b.enforcement = 'shadow' AND b.would_be <> 'IN_PROGRESS' OR b.outcome = 'FAILED' OR b.resolution IS NOT NULL)
+LIMIT sqlc.arg('batch');
+
+-- name: BypassPurgeCount :one
+SELECT count(*)
+FROM idempotency.bypasses AS b
+WHERE b.bypassed_at <= pg_catalog.statement_timestamp() - sqlc.arg('age_us')::bigint * interval '1 microsecond'
+  AND (b.enforcement = 'shadow' AND b.would_be <> 'IN_PROGRESS' OR b.outcome = 'FAILED' OR b.resolution IS NOT NULL);
+
+-- name: BypassDelete :execrows
+-- The predicate is asked again: a decision may have been taken back meanwhile.
 DELETE FROM idempotency.bypasses AS b
-WHERE (b.key, b.tenant, b.operation, b.attempt_token) IN (
-        SELECT x.key, x.tenant, x.operation, x.attempt_token FROM idempotency.bypasses AS x
-        WHERE x.bypassed_at <= pg_catalog.statement_timestamp() - sqlc.arg('age_us')::bigint * interval '1 microsecond'
-          AND (x.enforcement = 'shadow' AND x.would_be <> 'IN_PROGRESS' OR x.outcome = 'FAILED' OR x.resolution IS NOT NULL)
-        LIMIT sqlc.arg('batch'))
+USING (SELECT pg_catalog.unnest(@tenants::text[]) AS tenant, pg_catalog.unnest(@operations::text[]) AS operation,
+             pg_catalog.unnest(@keys::text[]) AS key, pg_catalog.unnest(@tokens::bytea[]) AS attempt_token) AS c
+WHERE b.tenant = c.tenant AND b.operation = c.operation AND b.key = c.key AND b.attempt_token = c.attempt_token
   AND (b.enforcement = 'shadow' AND b.would_be <> 'IN_PROGRESS' OR b.outcome = 'FAILED' OR b.resolution IS NOT NULL);

@@ -36,8 +36,7 @@ WHERE c.changed_at > pg_catalog.statement_timestamp() - sqlc.arg('recent_us')::b
 -- name: PolicyGet :one
 SELECT p.enforcement, p.percentage, p.strategy, p.local_front, COALESCE((extract(epoch FROM p.wait) * 1000000)::bigint, -1)::bigint AS wait_us
 FROM idempotency.policies AS p
-WHERE p.scope = @scope AND p.name = @name
-FOR UPDATE;
+WHERE p.scope = @scope AND p.name = @name;
 
 -- name: PolicySet :exec
 INSERT INTO idempotency.policies AS p (scope, name, enforcement, percentage, strategy, local_front, wait, actor, reason)

@@ -26,6 +26,35 @@ func (q *Queries) BypassCount(ctx context.Context, most int32) (int64, error) {
 	return count, err
 }
 
+const BypassDelete = `-- name: BypassDelete :execrows
+DELETE FROM idempotency.bypasses AS b
+USING (SELECT pg_catalog.unnest($1::text[]) AS tenant, pg_catalog.unnest($2::text[]) AS operation,
+             pg_catalog.unnest($3::text[]) AS key, pg_catalog.unnest($4::bytea[]) AS attempt_token) AS c
+WHERE b.tenant = c.tenant AND b.operation = c.operation AND b.key = c.key AND b.attempt_token = c.attempt_token
+  AND (b.enforcement = 'shadow' AND b.would_be <> 'IN_PROGRESS' OR b.outcome = 'FAILED' OR b.resolution IS NOT NULL)
+`
+
+type BypassDeleteParams struct {
+	Tenants    []string
+	Operations []string
+	Keys       []string
+	Tokens     [][]byte
+}
+
+// The predicate is asked again: a decision may have been taken back meanwhile.
+func (q *Queries) BypassDelete(ctx context.Context, arg BypassDeleteParams) (int64, error) {
+	result, err := q.db.Exec(ctx, BypassDelete,
+		arg.Tenants,
+		arg.Operations,
+		arg.Keys,
+		arg.Tokens,
+	)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
 const BypassGetAttempt = `-- name: BypassGetAttempt :one
 SELECT attempt_token, outcome, COALESCE(error_code, '')::text AS error_code, began_at, bypassed_at
 FROM idempotency.bypasses
@@ -169,28 +198,64 @@ func (q *Queries) BypassOpen(ctx context.Context, arg BypassOpenParams) (BypassO
 	return i, err
 }
 
-const BypassPurge = `-- name: BypassPurge :execrows
-DELETE FROM idempotency.bypasses AS b
-WHERE (b.key, b.tenant, b.operation, b.attempt_token) IN (
-        SELECT x.key, x.tenant, x.operation, x.attempt_token FROM idempotency.bypasses AS x
-        WHERE x.bypassed_at <= pg_catalog.statement_timestamp() - $1::bigint * interval '1 microsecond'
-          AND (x.enforcement = 'shadow' AND x.would_be <> 'IN_PROGRESS' OR x.outcome = 'FAILED' OR x.resolution IS NOT NULL)
-        LIMIT $2)
+const BypassPurgeCount = `-- name: BypassPurgeCount :one
+SELECT count(*)
+FROM idempotency.bypasses AS b
+WHERE b.bypassed_at <= pg_catalog.statement_timestamp() - $1::bigint * interval '1 microsecond'
   AND (b.enforcement = 'shadow' AND b.would_be <> 'IN_PROGRESS' OR b.outcome = 'FAILED' OR b.resolution IS NOT NULL)
 `
 
-type BypassPurgeParams struct {
+func (q *Queries) BypassPurgeCount(ctx context.Context, ageUs int64) (int64, error) {
+	row := q.db.QueryRow(ctx, BypassPurgeCount, ageUs)
+	var count int64
+	err := row.Scan(&count)
+	return count, err
+}
+
+const BypassPurgeList = `-- name: BypassPurgeList :many
+SELECT b.tenant, b.operation, b.key, b.attempt_token
+FROM idempotency.bypasses AS b
+WHERE b.bypassed_at <= pg_catalog.statement_timestamp() - $1::bigint * interval '1 microsecond'
+  AND (b.enforcement = 'shadow' AND b.would_be <> 'IN_PROGRESS' OR b.outcome = 'FAILED' OR b.resolution IS NOT NULL)
+LIMIT $2
+`
+
+type BypassPurgeListParams struct {
 	AgeUs int64
 	Batch int32
 }
 
+type BypassPurgeListRow struct {
+	Tenant       string
+	Operation    string
+	Key          string
+	AttemptToken []byte
+}
+
 // What nobody asks about any more. What the kill switch has let through stays until somebody has reconciled it.
-func (q *Queries) BypassPurge(ctx context.Context, arg BypassPurgeParams) (int64, error) {
-	result, err := q.db.Exec(ctx, BypassPurge, arg.AgeUs, arg.Batch)
+func (q *Queries) BypassPurgeList(ctx context.Context, arg BypassPurgeListParams) ([]BypassPurgeListRow, error) {
+	rows, err := q.db.Query(ctx, BypassPurgeList, arg.AgeUs, arg.Batch)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	return result.RowsAffected(), nil
+	defer rows.Close()
+	var items []BypassPurgeListRow
+	for rows.Next() {
+		var i BypassPurgeListRow
+		if err := rows.Scan(
+			&i.Tenant,
+			&i.Operation,
+			&i.Key,
+			&i.AttemptToken,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const BypassReconcile = `-- name: BypassReconcile :execrows

@@ -98,7 +98,6 @@ const PolicyGet = `-- name: PolicyGet :one
 SELECT p.enforcement, p.percentage, p.strategy, p.local_front, COALESCE((extract(epoch FROM p.wait) * 1000000)::bigint, -1)::bigint AS wait_us
 FROM idempotency.policies AS p
 WHERE p.scope = $1 AND p.name = $2
-FOR UPDATE
 `
 
 type PolicyGetParams struct {
