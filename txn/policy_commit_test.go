@@ -57,9 +57,9 @@ func TestPolicy_LostCommitBesideARunningCall(t *testing.T) {
 			p.policy(t, "all", "", "shadow")
 			outer := newRunner(t, s.pool)
 			_, err := txn.WithIdempotency(t.Context(), outer, request(t, "k", "{}"), func(ctx context.Context, tx pgx.Tx) (order, error) {
-				p.ok(t, "k") // has COMMIT prepared on the connection that is cut
+				p.ok(t, "k") //nolint:contextcheck // has COMMIT prepared on the connection that is cut
 				c.mode.Store(mode)
-				res, err := p.place(t.Context(), request(t, "k", "{}"))
+				res, err := p.place(t.Context(), request(t, "k", "{}")) //nolint:contextcheck // another caller
 				if mode == "after" {
 					require.NoError(t, err)
 					require.NotZero(t, res.Value.ID)

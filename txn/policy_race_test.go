@@ -54,9 +54,9 @@ func TestPolicy_RaceOfSwitchesAndCalls(t *testing.T) {
 			var switches sync.WaitGroup
 			switches.Go(func() {
 				for i := 0; ctx.Err() == nil; i++ {
-					writePolicy(t, s, "operation", "order.create", []string{"off", "shadow", "enforce"}[i%3])
+					writePolicy(t, s, "operation", "order.create", []string{"off", "shadow", "enforce"}[i%3]) //nolint:contextcheck // finished although the others are
 					for range rand.N(4) {
-						_, err := processes[rand.N(2)].policies.RunOnce(context.WithoutCancel(t.Context()))
+						_, err := processes[rand.N(2)].policies.RunOnce(context.WithoutCancel(t.Context())) //nolint:contextcheck // the same
 						require.NoError(t, err)
 					}
 				}
@@ -166,7 +166,7 @@ func TestPolicy_ACallKeepsWhatItBeganWith(t *testing.T) {
 			runs := 0
 			_, err := txn.WithIdempotency(t.Context(), p.runner, request(t, "k", "{}"), func(ctx context.Context, tx pgx.Tx) (order, error) {
 				if runs++; runs < 3 {
-					p.policy(t, "all", "", to)
+					p.policy(t, "all", "", to) //nolint:contextcheck // an operator
 					return order{}, idempotency.ErrRestart
 				}
 				return insertOrder(ctx, tx, "k")
