@@ -31,7 +31,8 @@ UNION ALL
 SELECT DISTINCT c.scope, c.name, '', 0, NULL::text, NULL::boolean, -1::bigint, NULL::text, NULL::text, pg_catalog.statement_timestamp(), 0::bigint, true
 FROM idempotency.policy_changes AS c
 WHERE c.changed_at > pg_catalog.statement_timestamp() - sqlc.arg('recent_us')::bigint * interval '1 microsecond'
-  AND (c.old_row ->> 'enforcement' IN ('off', 'shadow') OR (c.old_row ->> 'percentage')::int < 100);
+  AND (c.old_row ->> 'enforcement' IN ('off', 'shadow') OR (c.old_row ->> 'percentage')::int < 100
+       OR c.old_row IS NULL AND c.new_row ->> 'enforcement' = 'enforce'); -- a new one may take keys out of a wider, weaker one
 
 -- name: PolicyGet :one
 SELECT p.enforcement, p.percentage, p.strategy, p.local_front, COALESCE((extract(epoch FROM p.wait) * 1000000)::bigint, -1)::bigint AS wait_us

@@ -95,6 +95,7 @@ func (q *Queries) PolicyDelete(ctx context.Context, arg PolicyDeleteParams) (int
 }
 
 const PolicyGet = `-- name: PolicyGet :one
+
 SELECT p.enforcement, p.percentage, p.strategy, p.local_front, COALESCE((extract(epoch FROM p.wait) * 1000000)::bigint, -1)::bigint AS wait_us
 FROM idempotency.policies AS p
 WHERE p.scope = $1 AND p.name = $2
@@ -113,6 +114,7 @@ type PolicyGetRow struct {
 	WaitUs      int64
 }
 
+// a new one may take keys out of a wider, weaker one
 func (q *Queries) PolicyGet(ctx context.Context, arg PolicyGetParams) (PolicyGetRow, error) {
 	row := q.db.QueryRow(ctx, PolicyGet, arg.Scope, arg.Name)
 	var i PolicyGetRow
@@ -156,7 +158,8 @@ UNION ALL
 SELECT DISTINCT c.scope, c.name, '', 0, NULL::text, NULL::boolean, -1::bigint, NULL::text, NULL::text, pg_catalog.statement_timestamp(), 0::bigint, true
 FROM idempotency.policy_changes AS c
 WHERE c.changed_at > pg_catalog.statement_timestamp() - $1::bigint * interval '1 microsecond'
-  AND (c.old_row ->> 'enforcement' IN ('off', 'shadow') OR (c.old_row ->> 'percentage')::int < 100)
+  AND (c.old_row ->> 'enforcement' IN ('off', 'shadow') OR (c.old_row ->> 'percentage')::int < 100
+       OR c.old_row IS NULL AND c.new_row ->> 'enforcement' = 'enforce')
 `
 
 type PolicyListRow struct {
