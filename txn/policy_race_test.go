@@ -61,7 +61,7 @@ func TestPolicy_RaceOfSwitchesAndCalls(t *testing.T) {
 					}
 				}
 			})
-			const keys, callers, calls = 100, 6, 200
+			const keys, callers, calls = 400, 6, 150
 			var told atomic.Int64
 			var group sync.WaitGroup
 			for caller := range callers {
