@@ -122,6 +122,9 @@ func (p *Policies) List() []Policy {
 func (p *Policies) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		report, err := p.RunOnce(ctx)
+		if ctx.Err() != nil {
+			return // a read that was cut off says nothing
+		}
 		p.config.OnReport(ctx, report, err)
 		every := p.config.Interval
 		timer := time.NewTimer(every*9/10 + rand.N(every/5)) // processes that were started together must not come together for ever

@@ -3,6 +3,7 @@ package txn_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -15,9 +16,9 @@ import (
 // newObedientRunner makes a runner that obeys idempotency.policies, and reads them until ctx ends.
 func newObedientRunner(ctx context.Context, pool *pgxpool.Pool) (*txn.Runner, *idempotency.Policies, error) {
 	policies, err := idempotency.NewPolicies(pool, &idempotency.PoliciesConfig{
-		OnReport: func(_ context.Context, _ idempotency.PoliciesReport, err error) {
-			if err != nil {
-				fmt.Println("policies:", err) // those read last stay in force
+		OnReport: func(ctx context.Context, _ idempotency.PoliciesReport, err error) {
+			if err != nil { // those read last stay in force
+				slog.WarnContext(ctx, "policies", "error", err)
 			}
 		},
 	})
