@@ -84,6 +84,27 @@ func TestPolicy_OffLeavesNothingOfWhatIsRolledBack(t *testing.T) {
 	p.requireUnrecorded(t, "k")
 }
 
+// What the switch is for: records themselves make calls fail.
+func TestPolicy_OffGoesOnWhereRecordsRefuseInserts(t *testing.T) {
+	t.Parallel()
+	p := newPolicyShop(t)
+	p.ok(t, "before")
+	p.exec(t, `CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'disk is full' USING ERRCODE = 'disk_full'; END $$`)
+	p.exec(t, `CREATE TRIGGER broken BEFORE INSERT OR UPDATE ON idempotency.records FOR EACH ROW EXECUTE FUNCTION broken()`)
+	_, err := p.place(t.Context(), request(t, "k", "{}"))
+	require.ErrorContains(t, err, "disk is full")
+	p.policy(t, "all", "", "off")
+	p.ok(t, "k")
+	require.True(t, p.ok(t, "before").Replayed)
+	require.Equal(t, 1, p.orders(t, "k"))
+
+	// But nothing is done without a log of it.
+	p.exec(t, `CREATE TRIGGER broken BEFORE INSERT ON idempotency.bypasses FOR EACH ROW EXECUTE FUNCTION broken()`)
+	_, err = p.place(t.Context(), request(t, "unlogged", "{}"))
+	require.ErrorContains(t, err, "disk is full")
+	require.Zero(t, p.orders(t, "unlogged"))
+}
+
 // What a function has committed by itself is known of, and enforced later.
 func TestPolicy_OffNotesATransactionThatTheFunctionEnded(t *testing.T) {
 	t.Parallel()
