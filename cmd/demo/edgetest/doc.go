@@ -1,0 +1,3 @@
+// Package edgetest runs clients against the demo as they would be run: curl with the commands of docs/http.md, the Go client, a program
+// in Node.js, and a page of another origin in a browser. Everything the demo answers them is compared with its OpenAPI document.
+package edgetest
