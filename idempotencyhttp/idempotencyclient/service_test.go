@@ -56,7 +56,7 @@ func TestTransport_AnswersLostAfterCommitAreReplayed(t *testing.T) {
 	require.Regexp(t, `^"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f-]{17}"$`, got[0])
 }
 
-func TestTransport_WaitsForTheFirstRequestAsLongAsTheServiceSays(t *testing.T) {
+func TestCase_M13_AClientWaitsAsLongAsTheServiceSays(t *testing.T) {
 	t.Parallel()
 	s := newService(t, nil)
 	entered, goOn, answered := make(chan struct{}), make(chan struct{}), make(chan struct{})
