@@ -216,3 +216,25 @@ func TestNames_AreTheServices(t *testing.T) {
 	require.Equal(t, idempotencyhttp.HeaderKey, idempotencyclient.HeaderKey)
 	require.Equal(t, idempotencyhttp.HeaderReplayed, idempotencyclient.HeaderReplayed)
 }
+
+// Whatever may be a key arrives as that key, at a service that takes quoted ones only.
+func TestWithKey_IsTheSameKeyAtTheService(t *testing.T) {
+	t.Parallel()
+	var arrived string
+	transport, err := idempotencyclient.New(roundTripper(func(req *http.Request) (*http.Response, error) {
+		var err error
+		arrived, err = idempotencyhttp.KeyValue(req.Header, true)
+		return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: http.NoBody, Request: req}, err
+	}), &idempotencyclient.Config{Attempts: 1})
+	require.NoError(t, err)
+	all := ""
+	for c := ' '; c <= '~'; c++ {
+		all += string(c)
+	}
+	for _, key := range []string{"k", " k ", `"`, `\`, `\"\\"`, `"quoted"`, all, strings.Repeat(`"`, 255)} {
+		resp, err := (&http.Client{Transport: transport}).Do(post(idempotencyclient.WithKey(t.Context(), key), t, "http://shop.example", "tea"))
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		require.Equal(t, key, arrived)
+	}
+}
