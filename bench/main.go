@@ -57,7 +57,7 @@ func parse(args []string, out io.Writer) (settings, error) {
 	flags.StringVar(&levels, "c", "1,8,32", "numbers of concurrent callers")
 	flags.DurationVar(&s.duration, "duration", 3*time.Second, "measured time of every variant at every number of callers")
 	flags.IntVar(&s.rounds, "rounds", 5, "rounds the duration is divided into; results are medians over them")
-	flags.StringVar(&only, "only", "", "groups (fresh, replay, fronted, fronted-replay, waiting, storm, lookup, upkeep, big) or variants to run, separated by commas (default all but upkeep and big)")
+	flags.StringVar(&only, "only", "", "groups (fresh, replay, fronted, fronted-replay, http, waiting, storm, lookup, upkeep, big) or variants to run, separated by commas (default all but upkeep and big)")
 	flags.BoolVar(&s.json, "json", false, "write JSON instead of tables")
 	flags.BoolVar(&s.check, "check", false, "exit with 1 if a target is missed")
 	flags.StringVar(&s.buffers, "buffers", "", "shared_buffers of the server (default 256MB; for -only big 1 GB for each million records)")
@@ -203,7 +203,7 @@ func (r *report) measureGroup(ctx context.Context, w *world, s settings, g group
 	if !s.wants(append(g.names, g.name)...) {
 		return nil
 	}
-	trips, err := countRoundTrips(ctx, w, g, wanted)
+	counts, err := countApart(ctx, w, g, wanted)
 	if err != nil {
 		return err
 	}
@@ -214,7 +214,8 @@ func (r *report) measureGroup(ctx context.Context, w *world, s settings, g group
 			return err
 		}
 		for i := range cells {
-			cells[i].RoundTrips = trips[cells[i].Variant]
+			n := counts[cells[i].Variant]
+			cells[i].RoundTrips, cells[i].Allocs = n.trips, n.allocs
 		}
 		compare(cells, g.baselines)
 		r.Cells = append(r.Cells, cells...)

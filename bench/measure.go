@@ -28,7 +28,7 @@ type group struct {
 	setup     func(ctx context.Context, w *world, p *pools) ([]variant, error)
 }
 
-var groups = []group{fresh, replay, fronted, frontedReplay}
+var groups = []group{fresh, replay, fronted, frontedReplay, overHTTP}
 
 // cell is one variant at one number of callers.
 type cell struct {
@@ -40,6 +40,7 @@ type cell struct {
 	P99        float64          `json:"p99_ms"`
 	WALBytes   float64          `json:"wal_bytes_per_op"`
 	RoundTrips float64          `json:"round_trips_per_op"`
+	Allocs     float64          `json:"allocs_per_op"`
 	Ops        int              `json:"ops"`
 	ToBase     map[string]ratio `json:"ratio_to,omitempty"`
 

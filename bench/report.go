@@ -41,6 +41,10 @@ var meanings = map[string]string{
 	"replay-redis": "the same with Redis alone",
 	"replay-local": "the same with a local front alone",
 
+	"http-bare":       "an HTTP handler around the bare order",
+	"http-by-hand":    "the same handler calling txn.WithIdempotency itself, with the request's key and fingerprint",
+	"http-middleware": "the same handler by idempotencyhttp's middleware, which records its whole response",
+
 	"fresh-100k":        "a fresh order of one of 10,000 pairs of tenant and operation, UUIDv7 keys, 100,000 records",
 	"fresh-big":         "the same with the many records",
 	"fresh-100k-random": "as fresh-100k with UUIDv4 keys, old and new",
@@ -74,7 +78,7 @@ func (r *report) print(out io.Writer) error {
 				for _, base := range g.baselines {
 					header += "x " + base + "\t"
 				}
-				line("%s", header+"p50 ms\tp99 ms\tWAL B/op\tround trips\t")
+				line("%s", header+"p50 ms\tp99 ms\tWAL B/op\tround trips\tallocs\t")
 				first = false
 			}
 			row := fmt.Sprintf("%d\t%s\t%.0f\t", c.Callers, c.Variant, c.OpsPerSec)
@@ -84,7 +88,7 @@ func (r *report) print(out io.Writer) error {
 				}
 				row += "\t"
 			}
-			line("%s%.3f\t%.3f\t%.0f\t%.2f\t", row, c.P50, c.P99, c.WALBytes, c.RoundTrips)
+			line("%s%.3f\t%.3f\t%.0f\t%.2f\t%.0f\t", row, c.P50, c.P99, c.WALBytes, c.RoundTrips, c.Allocs)
 		}
 	}
 	if len(r.Waiting) > 0 {

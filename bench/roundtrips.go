@@ -3,14 +3,18 @@ package main
 import (
 	"context"
 	"net"
+	"runtime"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// countRoundTrips counts what an operation of each variant costs on the network, apart from the measurement: a read
-// behind a write is a round trip.
-func countRoundTrips(ctx context.Context, w *world, g group, wanted func(variant) bool) (map[string]float64, error) {
+// counted is what can be counted of one operation.
+type counted struct{ trips, allocs float64 }
+
+// countApart counts what an operation of each variant costs on the network, where a read behind a write is a round trip, and in
+// allocations of this program, apart from the measurement.
+func countApart(ctx context.Context, w *world, g group, wanted func(variant) bool) (map[string]counted, error) {
 	var trips atomic.Int64
 	count := func(cfg *pgxpool.Config) {
 		dial := cfg.ConnConfig.DialFunc
@@ -25,7 +29,7 @@ func countRoundTrips(ctx context.Context, w *world, g group, wanted func(variant
 	if err != nil {
 		return nil, err
 	}
-	counts := map[string]float64{}
+	counts := map[string]counted{}
 	for _, v := range variants {
 		if !wanted(v) {
 			continue
@@ -35,17 +39,21 @@ func countRoundTrips(ctx context.Context, w *world, g group, wanted func(variant
 				return nil, err
 			}
 		}
-		const warm, counted = 50, 100
+		const warm, measured = 50, 100
 		op := v.worker(0, 1)
-		for i := range warm + counted {
+		var before, after runtime.MemStats
+		for i := range warm + measured {
 			if i == warm {
+				runtime.ReadMemStats(&before)
 				trips.Store(0)
 			}
 			if err := op(ctx); err != nil {
 				return nil, err
 			}
 		}
-		counts[v.name] = float64(trips.Load()) / counted
+		n := float64(trips.Load())
+		runtime.ReadMemStats(&after)
+		counts[v.name] = counted{trips: n / measured, allocs: float64(after.Mallocs-before.Mallocs) / measured}
 	}
 	return counts, nil
 }

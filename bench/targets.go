@@ -35,6 +35,9 @@ const (
 	lookupNS          = 500
 	lookupAllocs      = 1
 
+	middlewareTarget = 0.95 // at 8 callers
+	middlewareAllocs = 40
+
 	othersTarget = 0.9
 	bigTarget    = 0.9
 	findLimit    = 3 * time.Second
@@ -93,11 +96,21 @@ func targets(r *report) []target {
 			add("replay, c=32: Redis / PostgreSQL", redisReplayTarget, q, "")
 		}
 	}
+	for _, c := range r.Cells {
+		if q, ok := c.ToBase["http-by-hand"]; ok && c.Variant == "http-middleware" && c.Callers == 8 {
+			add("fresh order, c=8: middleware / WithIdempotency by hand", middlewareTarget, q, "")
+		}
+	}
 	// The rest are limits: the share of them that is not used up.
 	limit := func(name string, allowed, got float64) {
 		t := target{Name: fmt.Sprintf("%s: %.0f / %.0f", name, allowed, got), Want: 1, Got: allowed / max(got, 1e-9)}
 		t.Passed = got <= allowed
 		all = append(all, t)
+	}
+	if byHand, ok := r.allocs("http-by-hand"); ok {
+		if got, ok := r.allocs("http-middleware"); ok {
+			limit("middleware, allocations above WithIdempotency by hand", middlewareAllocs, got-byHand)
+		}
 	}
 	for _, s := range r.Storms {
 		limit(fmt.Sprintf("storm, %d processes, round trips", s.Runners), stormTrips[s.Runners], s.Trips)
@@ -130,6 +143,15 @@ func targets(r *report) []target {
 		add("waiting: other orders with / without waiters", othersTarget, w.Others, "")
 	}
 	return all
+}
+
+// allocs of a variant's operation.
+func (r *report) allocs(variant string) (n float64, ran bool) {
+	i := slices.IndexFunc(r.Cells, func(c cell) bool { return c.Variant == variant })
+	if i < 0 {
+		return 0, false
+	}
+	return r.Cells[i].Allocs, true
 }
 
 // naiveNote is empty where the comparison with naive counts.

@@ -167,10 +167,12 @@ func TestPolicies_GoCodeIsTheExample(t *testing.T) {
 
 func TestHTTP_GoCodeIsTheExample(t *testing.T) {
 	t.Parallel()
-	example := read(t, "idempotencyhttp/example_test.go")
+	examples := []string{"idempotencyhttp/example_test.go", "idempotencyhttp/idempotencyclient/example_test.go"}
 	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(read(t, "docs/http.md"), -1)
-	require.Len(t, blocks, 1)
-	require.True(t, strings.Contains(example, blocks[0][1]), "not in the example: %s", blocks[0][1])
+	require.Len(t, blocks, len(examples))
+	for i, block := range blocks {
+		require.True(t, strings.Contains(read(t, examples[i]), block[1]), "not in the example: %s", block[1])
+	}
 }
 
 func TestMachine_GoCodeIsTheExamples(t *testing.T) {

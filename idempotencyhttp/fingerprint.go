@@ -7,6 +7,7 @@ import (
 	"mime"
 	"mime/multipart"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 
@@ -18,8 +19,9 @@ import (
 type Fingerprint func(r *http.Request, body []byte) (idempotency.Fingerprint, error)
 
 // FingerprintRequest takes the method, the path, the query, the encoding and type of the content, and the body, byte for byte.
-// Of the content's type the spelling does not count, nor does the boundary of a multipart body: clients make a new one for
-// every try. Such a body is compared part by part. No other header counts.
+// The order of a query's different names does not count; that of one name's values does. Of the content's type the spelling
+// does not count, nor does the boundary of a multipart body: clients make a new one for every try. Such a body is compared
+// part by part. No other header counts.
 func FingerprintRequest(r *http.Request, body []byte) (idempotency.Fingerprint, error) {
 	contentType, boundary := contentTypeOf(r.Header)
 	parts := append(requestParts(r, contentType), []byte("bytes"), body)
@@ -44,9 +46,28 @@ func FingerprintJSON(r *http.Request, body []byte) (idempotency.Fingerprint, err
 
 func requestParts(r *http.Request, contentType string) [][]byte {
 	return [][]byte{
-		[]byte(r.Method), []byte(r.URL.EscapedPath()), []byte(r.URL.RawQuery), []byte(contentType),
+		[]byte(r.Method), []byte(r.URL.EscapedPath()), []byte(orderedQuery(r.URL.RawQuery)), []byte(contentType),
 		[]byte(strings.Join(r.Header.Values("Content-Encoding"), ",")),
 	}
+}
+
+// orderedQuery sorts a query by its names: clients and proxies make it from maps. What it says stays as it is spelled.
+func orderedQuery(raw string) string {
+	if !strings.Contains(raw, "&") {
+		return raw
+	}
+	pairs := strings.Split(raw, "&")
+	// Stable: the values of one name, however it is spelled, keep their order.
+	slices.SortStableFunc(pairs, func(a, b string) int { return strings.Compare(queryName(a), queryName(b)) })
+	return strings.Join(pairs, "&")
+}
+
+func queryName(pair string) string {
+	name, _, _ := strings.Cut(pair, "=")
+	if plain, err := url.QueryUnescape(name); err == nil {
+		return plain
+	}
+	return name
 }
 
 // contentTypeOf gives one spelling of the content's type, and the boundary, which is no part of it.

@@ -60,6 +60,36 @@ func TestFingerprintRequest_WhatCounts(t *testing.T) {
 	require.False(t, f.Matches(base), "the encoding says what the bytes are")
 }
 
+func TestCase_F06_TheQueryCountsAndTheOrderOfItsNamesDoesNot(t *testing.T) {
+	t.Parallel()
+	for name, of := range map[string]idempotencyhttp.Fingerprint{"request": idempotencyhttp.FingerprintRequest, "json": idempotencyhttp.FingerprintJSON} {
+		base := fingerprint(t, of, "POST", "/orders?dry=0&tag=a&tag=b", "application/json", `{}`)
+		for _, same := range []string{"tag=a&tag=b&dry=0", "tag=a&dry=0&tag=b"} {
+			require.True(t, fingerprint(t, of, "POST", "/orders?"+same, "application/json", `{}`).Matches(base), "%s: %s", name, same)
+		}
+		for _, other := range []string{
+			"", "dry=1&tag=a&tag=b", "dry=0&tag=a", "dry=0&tag=a&tag=b&x", "dry=0&tag=a&tag=b&dry=0", "dry=0&tag=b&tag=a", "tag=b&dry=0&tag=a",
+			"dry=0&%74ag=b&tag=a", "dry=0&tag=a&tag=b&", "dry=0%26tag=a&tag=b", "dry=0;tag=a;tag=b", "dry=0&tag=a&tag=b&%zz",
+		} {
+			require.False(t, fingerprint(t, of, "POST", "/orders?"+other, "application/json", `{}`).Matches(base), "%s: %s", name, other)
+		}
+		spelled := fingerprint(t, of, "POST", "/orders?tag=a&%74ag=b", "application/json", `{}`)
+		require.False(t, fingerprint(t, of, "POST", "/orders?%74ag=b&tag=a", "application/json", `{}`).Matches(spelled), "one name in two spellings")
+	}
+
+	s := newSite(t).serve(t, place)
+	send := func(query string) answer {
+		return s.send(t, http.MethodPost, "/orders?"+query, http.Header{idempotencyhttp.HeaderKey: {"k"}}, nil)
+	}
+	first := send("dry=0&sku=tea")
+	require.Equal(t, http.StatusCreated, first.status)
+	again := send("sku=tea&dry=0")
+	require.True(t, again.replayed())
+	require.Equal(t, first.body, again.body)
+	requireProblem(t, send("dry=1&sku=tea"), http.StatusUnprocessableEntity, "mismatch")
+	requireProblem(t, send("sku=tea"), http.StatusUnprocessableEntity, "mismatch")
+}
+
 func form(t *testing.T, boundary, field, file string) (contentType, body string) {
 	t.Helper()
 	var b bytes.Buffer

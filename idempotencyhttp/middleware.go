@@ -176,10 +176,13 @@ func (m *Middleware) readBody(w http.ResponseWriter, r *http.Request) ([]byte, e
 		reader = http.MaxBytesReader(w, r.Body, m.config.MaxBody)
 	}
 	body, err := io.ReadAll(reader)
-	if tooLarge := (*http.MaxBytesError)(nil); err != nil && !errors.As(err, &tooLarge) {
-		return nil, problem(invalidRequest, "body", "must arrive whole")
+	if err == nil {
+		return body, nil
 	}
-	return body, err
+	if tooLarge := (*http.MaxBytesError)(nil); !errors.As(err, &tooLarge) {
+		err = problem(invalidRequest, "body", "must arrive whole")
+	}
+	return nil, err
 }
 
 // again is the request as it came, for one run of the handler: what an earlier run did to it is forgotten.
@@ -257,11 +260,13 @@ func (m *Middleware) run(ctx context.Context, w http.ResponseWriter, r *http.Req
 
 // answer sends the outcome.
 func (m *Middleware) answer(w http.ResponseWriter, r *http.Request, key idempotency.Key, res *txn.Result[Response], err error) {
+	if err == nil {
+		res.Value.write(w, res.Replayed)
+		return
+	}
 	var failed *idempotency.FailedError
 	var own *rolledBackError
 	switch {
-	case err == nil:
-		res.Value.write(w, res.Replayed)
 	// Before all that may be wrapped in them: what the handler answered is not what happened.
 	case errors.Is(err, idempotency.ErrOutcomeUnknown), errors.Is(err, idempotency.ErrTransactionEnded), errors.Is(err, idempotency.ErrRestart):
 		m.fail(w, r, key, err)

@@ -53,12 +53,16 @@ func (m *Middleware) fateOf(status int) fate {
 // recorded picks what is recorded of a response's headers. What was there before the handler came is not its own: whoever
 // set it sets it on a replay too.
 func (m *Middleware) recorded(all, before http.Header) http.Header {
-	picked := http.Header{}
+	var picked http.Header
 	for name, values := range all {
 		old, was := before[name]
-		if m.allowed[name] && (!was || !slices.Equal(old, values)) {
-			picked[name] = slices.Clone(values)
+		if !m.allowed[name] || was && slices.Equal(old, values) {
+			continue
 		}
+		if picked == nil {
+			picked = make(http.Header, len(all))
+		}
+		picked[name] = values // nobody writes to all any more
 	}
 	return picked
 }

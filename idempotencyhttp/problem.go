@@ -143,6 +143,9 @@ func ProblemOf(err error) *Problem {
 
 // ruleOf is the rule that a value breaks.
 func ruleOf(err error) (rule string, wrong bool) {
+	if err == nil {
+		return "", false // before invalid is allocated
+	}
 	var invalid *idempotency.InvalidError
 	if errors.As(err, &invalid) {
 		return invalid.Rule, true

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/textproto"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -40,7 +41,8 @@ var (
 )
 
 func newRecorder(client http.ResponseWriter, limit int) *recorder {
-	return &recorder{client: client, before: client.Header().Clone(), limit: limit, header: cloned(client.Header()), declared: -1}
+	before := client.Header()
+	return &recorder{client: client, before: before, limit: limit, header: cloned(before), declared: -1}
 }
 
 // cloned is never nil.
@@ -154,13 +156,19 @@ func (r *recorder) finish() (Response, error) {
 
 // trailers takes them out of the headers: those that were declared and set, and those set by http.TrailerPrefix.
 func (r *recorder) trailers() http.Header {
-	found := http.Header{}
+	var found http.Header
+	set := func(name string, values []string) {
+		if found == nil {
+			found = http.Header{}
+		}
+		found[name] = slices.Clone(values) // a goroutine of the handler may still write to r.header
+	}
 	for _, list := range r.written["Trailer"] {
 		for _, name := range strings.Split(list, ",") {
 			name = http.CanonicalHeaderKey(textproto.TrimString(name))
 			delete(r.written, name)
-			if values, set := r.header[name]; set {
-				found[name] = values
+			if values, is := r.header[name]; is {
+				set(name, values)
 			}
 		}
 	}
@@ -168,7 +176,7 @@ func (r *recorder) trailers() http.Header {
 	for name, values := range r.header {
 		if short, is := strings.CutPrefix(name, http.TrailerPrefix); is {
 			delete(r.written, name)
-			found[http.CanonicalHeaderKey(short)] = values
+			set(http.CanonicalHeaderKey(short), values)
 		}
 	}
 	return found

@@ -5,6 +5,7 @@ import (
 	"net/http"
 
 	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/idempotencyhttp"
 	"github.com/pgonce/pgonce/localfront"
 	"github.com/pgonce/pgonce/redisfront"
 )
@@ -59,7 +60,7 @@ type answeredWriter struct {
 }
 
 func (w *answeredWriter) WriteHeader(status int) {
-	if *w.by != "" {
+	if *w.by != "" && w.Header().Get(idempotencyhttp.HeaderReplayed) == "true" { // else it could not be given
 		w.Header().Set(headerAnsweredBy, *w.by)
 	}
 	w.ResponseWriter.WriteHeader(status)

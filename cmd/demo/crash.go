@@ -5,20 +5,21 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net/http"
 	"net/url"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgonce/pgonce/compensator"
 	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/idempotencyhttp"
 	"github.com/pgonce/pgonce/redisfront"
-	"github.com/pgonce/pgonce/txn"
 )
 
 // envPayer makes this program a service of its own that pays one order, for somebody who is going to kill it.
@@ -31,7 +32,7 @@ type payerOrder struct {
 	Key               string
 }
 
-// payAndDie is that service.
+// payAndDie is that service, and its client.
 func payAndDie(ctx context.Context, text string) error {
 	var o payerOrder
 	if err := json.Unmarshal([]byte(text), &o); err != nil {
@@ -41,24 +42,33 @@ func payAndDie(ctx context.Context, text string) error {
 	if err != nil {
 		return err
 	}
-	pool, err := newPool(ctx, o.Database, 2, new(atomic.Int64))
+	cfg := instanceConfig{
+		database: o.Database, conns: 2, gateway: gateway, think: stormThink, log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+	}
+	i, err := openInstance(ctx, cfg, nil)
 	if err != nil {
 		return err
 	}
-	defer closePool(pool)
-	paying := &payments{gateway: &gatewayClient{base: gateway}, pool: pool}
-	runner, err := txn.New(pool, &txn.Config{Operations: []idempotency.Operation{paying.operation()}})
+	defer i.close()
+	listener, err := listen(ctx, "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
-	defer runner.Close()
-	key, err := paying.operation().Key(idempotency.SingleTenant, o.Key)
+	if err := i.serve(ctx, listener); err != nil {
+		return err
+	}
+	pay := i.base.JoinPath("orders", strconv.FormatInt(o.Order, 10), "pay").String()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, pay, strings.NewReader(`{"card":"`+cardSlow+`"}`))
 	if err != nil {
 		return err
 	}
-	req := idempotency.Request{Key: key, Fingerprint: idempotency.FingerprintBytes([]byte(o.Key))}
-	_, err = paying.pay(ctx, runner, req, o.Order, cardSlow)
-	return err
+	req.Header.Set(idempotencyhttp.HeaderKey, o.Key)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	_ = resp.Body.Close() // nobody was to get as far as this
+	return fmt.Errorf("the payment was answered %s", resp.Status)
 }
 
 // rescueTimeout is longer than a lease.
@@ -119,7 +129,7 @@ func (d *demo) showCrash(ctx context.Context, pool *pgxpool.Pool, database strin
 // front is nil without a Redis.
 func newCompensator(pool *pgxpool.Pool, paying *servedGateway, front *redisfront.Front) (*compensator.Compensator, error) {
 	p := &payments{gateway: &gatewayClient{base: paying.base}, pool: pool}
-	cfg := &compensator.Config{Operations: []idempotency.Operation{createOrder, p.operation()}, Interval: 5 * time.Second}
+	cfg := &compensator.Config{Operations: operations(p), Interval: 5 * time.Second}
 	if front != nil {
 		cfg.Fronts = []idempotency.Auditable{front}
 	}

@@ -29,7 +29,9 @@ Try, in another terminal:
   paid and refunded:
   curl -i -X POST %[1]s/orders/1/pay -H 'Idempotency-Key: my-payment' -d '{"card":"4242"}'
   curl -i -X PUT %[1]s/orders/1/status -d '{"status":"shipped"}'
-  The cards "refused", "away" and "slow" are what they say.
+  The cards "refused", "away" and "slow" are what they say, "sku":"handmade" takes 5 s. A checkout needs a token as its key:
+  curl -X POST %[1]s/checkout/tokens
+  curl %[1]s/openapi.yaml describes all of it.
 
 Look into the tables:
 

@@ -27,6 +27,7 @@ type instance struct {
 	statements atomic.Int64      // sent to PostgreSQL so far
 	redis      *redisfront.Front // nil: PostgreSQL alone
 	service    *service
+	origin     string
 	closers    []func() // in the order of their opening
 }
 
@@ -36,6 +37,7 @@ type instanceConfig struct {
 	conns    int32  // of the pool
 	redis    *redisServer
 	gateway  *url.URL
+	origin   string // of pages that may use the service too; empty: none but its own
 	unsafe   bool
 	think    func(key string) time.Duration
 	log      *slog.Logger
@@ -43,7 +45,7 @@ type instanceConfig struct {
 
 // openInstance opens one, which nobody can reach before it is served. onRedis is told of the events of its Redis.
 func openInstance(ctx context.Context, cfg instanceConfig, onRedis idempotency.OnEvent) (_ *instance, err error) {
-	i := &instance{}
+	i := &instance{origin: cfg.origin}
 	defer func() {
 		if err != nil {
 			i.close()
@@ -94,7 +96,7 @@ func (i *instance) serve(ctx context.Context, listener net.Listener) (err error)
 	if i.base, err = baseURL(listener); err != nil {
 		return err
 	}
-	i.closers = append(i.closers, serve(ctx, listener, i.service.handler(), i.service.log))
+	i.closers = append(i.closers, serve(ctx, listener, crossOrigin(i.origin, i.service.handler()), i.service.log))
 	return nil
 }
 

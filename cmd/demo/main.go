@@ -119,40 +119,53 @@ func (d *demo) run(ctx context.Context) (good bool, err error) {
 	}
 
 	d.printGuide(instances, t)
+	good = true
+	if !d.serve {
+		if good, err = d.show(ctx, pool, t, instances, paying); err != nil {
+			return false, err
+		}
+	}
+	if d.once {
+		return good, nil
+	}
+	_, _ = fmt.Fprintf(d.out, "The service stays up on %s\nCtrl-C stops it and what was started for it.\n", addresses(instances))
+	c, err := newCompensator(pool, paying, instances[0].redis)
+	if err != nil {
+		return false, err
+	}
+	c.Run(ctx)
+	_, _ = fmt.Fprintln(d.out, "Stopping.")
+	return true, nil
+}
+
+// show plays the storm, and breaks what it is asked to break. good tells what all that came to.
+func (d *demo) show(ctx context.Context, pool *pgxpool.Pool, t *servers, instances []*instance, paying *servedGateway) (good bool, err error) {
 	r, err := d.play(ctx, newStorm(pool, instances, d.storm), t.node)
 	if err != nil {
 		return false, err
 	}
-	paid := true
+	good = r.good()
 	if !d.unsafe {
-		if paid, err = d.showCrash(ctx, pool, t.database.URL, paying); err != nil {
+		paid, err := d.showCrash(ctx, pool, t.database.URL, paying)
+		if err != nil {
 			return false, err
 		}
+		good = good && paid
 	}
 	if d.chaos {
 		repaired, err := d.showChaos(ctx, pool, t.redis, instances[0].redis, paying)
 		if err != nil {
 			return false, err
 		}
-		paid = paid && repaired
+		good = good && repaired
 	}
-	if !d.once {
-		_, _ = fmt.Fprintf(d.out, "The service stays up on %s\nCtrl-C stops it and what was started for it.\n", addresses(instances))
-		c, err := newCompensator(pool, paying, instances[0].redis)
-		if err != nil {
-			return false, err
-		}
-		c.Run(ctx)
-		_, _ = fmt.Fprintln(d.out, "Stopping.")
-		return true, nil
-	}
-	return r.good() && paid, nil
+	return good, nil
 }
 
 // open opens and serves an instance on each listener. It returns those it has opened also with an error.
 func (d *demo) open(ctx context.Context, t *servers, gateway *url.URL, listeners []net.Listener) (instances []*instance, err error) {
 	cfg := instanceConfig{
-		database: t.database.URL, conns: connsOf(len(listeners)), redis: t.redis, gateway: gateway, unsafe: d.unsafe, think: stormThink, log: d.log,
+		database: t.database.URL, conns: connsOf(len(listeners)), redis: t.redis, gateway: gateway, origin: d.origin, unsafe: d.unsafe, think: stormThink, log: d.log,
 	}
 	for n, listener := range listeners {
 		i, err := openInstance(ctx, cfg, d.redisNotices(who(n+1, len(listeners))))

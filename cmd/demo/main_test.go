@@ -183,6 +183,16 @@ func (s *shop) eventually(t *testing.T, n int, sql string, args ...any) {
 const thinking = `SELECT count(*) FROM pg_stat_activity
 	WHERE datname = current_database() AND state = 'active' AND query LIKE 'SELECT pg\_sleep%'`
 
+// typeOf is the type of a problem with this name, of which the shop has some of its own.
+func typeOf(name string) string {
+	switch strings.ReplaceAll(name, "-", "_") {
+	case codeOutOfStock, codeUnknownSKU, codeCouponUsed, codeUnknownCoupon, codeCardRefused, codeNotCharged, codeNotPayable,
+		"not_found", "method_not_allowed", "transition_refused", "gateway":
+		return shopTypeBase + name
+	}
+	return idempotencyhttp.TypeBase + name
+}
+
 // requireProblem checks the shape of a problem and returns it.
 func requireProblem(t *testing.T, a answer, status int, name string) problem {
 	t.Helper()
@@ -193,7 +203,7 @@ func requireProblem(t *testing.T, a answer, status int, name string) problem {
 	decoder.DisallowUnknownFields()
 	require.NoError(t, decoder.Decode(&p))
 	require.Equal(t, status, p.Status)
-	require.Equal(t, idempotencyhttp.TypeBase+name, p.Type)
+	require.Equal(t, typeOf(name), p.Type)
 	require.NotEmpty(t, p.Title)
 	require.NotEmpty(t, p.Detail)
 	return p
@@ -296,7 +306,17 @@ func TestRun_ChaosIsRepairedInOnePass(t *testing.T) {
 func TestParseOptions_RefusesWhatCannotBe(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{
-		{"-kill-redis", "-strict"}, {"-chaos", "-strict"}, {"-kill-redis", "-unsafe"}, {"-instances", "0"}, {"-instances", "11"}, {"-keys", "0"}, {"word"},
+		{"-kill-redis", "-strict"},
+		{"-chaos", "-strict"},
+		{"-kill-redis", "-unsafe"},
+		{"-instances", "0"},
+		{"-instances", "11"},
+		{"-keys", "0"},
+		{"word"},
+		{"-serve", "-once"},
+		{"-allow-origin", "localhost"},
+		{"-allow-origin", "http://localhost:3000/"},
+		{"-allow-origin", "*"},
 	} {
 		var out bytes.Buffer
 		_, err := parseOptions(args, &out)

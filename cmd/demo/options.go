@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"time"
 )
@@ -18,6 +19,8 @@ type options struct {
 	strict    bool
 	killRedis bool
 	chaos     bool
+	serve     bool
+	origin    string
 	instances int
 	storm     stormOptions
 }
@@ -66,6 +69,8 @@ func parseOptions(args []string, out io.Writer) (options, error) {
 	flags.BoolVar(&o.strict, "strict", false, "PostgreSQL alone: no Redis and no cache")
 	flags.BoolVar(&o.killRedis, "kill-redis", false, "kill Redis in the middle of the storm, and start it again a little later")
 	flags.BoolVar(&o.chaos, "chaos", false, "afterwards let payments die and make Redis differ from PostgreSQL, and show the compensator's repair")
+	flags.BoolVar(&o.serve, "serve", false, "only serve: no storm, and nothing is killed")
+	flags.StringVar(&o.origin, "allow-origin", "", "`origin` whose pages may use the service too, such as http://localhost:3000 (CORS)")
 	flags.IntVar(&o.instances, "instances", 1, "instances of the service on one database and one Redis; the storm goes to all of them")
 	flags.IntVar(&o.storm.users, "users", 100, "clients at work at the same time, at most")
 	flags.IntVar(&o.storm.keys, "keys", 100, "keys in a round")
@@ -102,6 +107,10 @@ func (o options) validate(arguments int) error {
 		return errors.New("-chaos needs a Redis: leave out -strict and -unsafe, which have none")
 	case o.chaos && s.keys < 3:
 		return errors.New("-chaos needs at least 3 -keys: it breaks three kinds of what the storm has left")
+	case o.serve && (o.once || o.json || o.killRedis || o.chaos || s.duration > 0):
+		return errors.New("-serve plays no storm: leave out -once, -json, -kill-redis, -chaos and -duration, which are about it")
+	case !validOrigin(o.origin):
+		return errors.New("-allow-origin must be an origin as browsers write it, such as http://localhost:3000")
 	case s.users < 1 || s.users > 10_000:
 		return errors.New("-users must be from 1 to 10000")
 	case s.keys < 1 || s.keys > 100_000:
@@ -112,4 +121,10 @@ func (o options) validate(arguments int) error {
 		return errors.New("-duration must be from 0 to 24h")
 	}
 	return nil
+}
+
+// validOrigin also takes none.
+func validOrigin(origin string) bool {
+	u, err := url.Parse(origin)
+	return err == nil && (origin == "" || u.Host != "" && (&url.URL{Scheme: u.Scheme, Host: u.Host}).String() == origin)
 }

@@ -15,7 +15,6 @@ import (
 
 	"github.com/pgonce/pgonce/idempotency"
 	"github.com/pgonce/pgonce/idempotencyhttp"
-	"github.com/pgonce/pgonce/txn"
 )
 
 // paymentRequest is the body of POST /orders/{id}/pay.
@@ -56,20 +55,17 @@ func (p *payments) operation() idempotency.Operation {
 	return idempotency.Operation{Name: "payment.capture", Wait: 5 * time.Second, Lease: 2 * time.Second, Resolver: p}
 }
 
-func (p *payments) pay(ctx context.Context, runner *txn.Runner, req idempotency.Request, id int64, card string) (txn.Result[payment], error) {
-	return txn.WithLease(ctx, runner, req, func(ctx context.Context, l *txn.Lease) (charge, error) {
-		cents, err := p.due(ctx, id)
-		if err != nil {
-			return charge{}, err
-		}
-		done, err := p.gateway.charge(ctx, l.DownstreamKey(chargeStep), charge{Order: id, Cents: cents, Card: card})
-		if errors.Is(err, errCardRefused) {
-			err = txn.Final(codeCardRefused, err)
-		}
-		return done, err
-	}, func(ctx context.Context, tx pgx.Tx, done charge) (payment, error) {
-		return p.book(ctx, tx, done)
-	})
+// charge asks the gateway for an order's money, once for each downstream key.
+func (p *payments) charge(ctx context.Context, downstreamKey string, id int64, card string) (charge, error) {
+	cents, err := p.due(ctx, id)
+	if err != nil {
+		return charge{}, err
+	}
+	done, err := p.gateway.charge(ctx, downstreamKey, charge{Order: id, Cents: cents, Card: card})
+	if errors.Is(err, errCardRefused) {
+		err = &refusal{codeCardRefused, err.Error()}
+	}
+	return done, err
 }
 
 // due is what is to be paid.
@@ -78,40 +74,41 @@ func (p *payments) due(ctx context.Context, id int64) (cents int64, err error) {
 	err = p.pool.QueryRow(ctx, `SELECT status, quantity * $2::bigint FROM demo.orders WHERE id = $1`, id, pricePerPiece).Scan(&status, &cents)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		err = txn.Final(codeUnknownOrder, errors.New("there is no such order"))
+		err = &refusal{codeUnknownOrder, "there is no such order"}
 	case err == nil && status != "created":
-		err = txn.Final(codeNotPayable, errors.New("the order is "+status))
+		err = &refusal{codeNotPayable, "the order is " + status}
 	}
 	return cents, err
 }
 
 // book writes down what was charged.
-func (*payments) book(ctx context.Context, tx pgx.Tx, done charge) (payment, error) {
-	if _, err := statuses.Move(ctx, tx, "paid", done.Order); err != nil {
-		return payment{}, err
+func (*payments) book(ctx context.Context, tx pgx.Tx, order int64, charge string) error {
+	if _, err := statuses.Move(ctx, tx, "paid", order); err != nil {
+		return err
 	}
-	_, err := tx.Exec(ctx, `UPDATE demo.orders SET charge = $2 WHERE id = $1`, done.Order, done.ID)
-	return payment{Order: done.Order, Charge: done.ID, Status: "paid"}, err
+	_, err := tx.Exec(ctx, `UPDATE demo.orders SET charge = $2 WHERE id = $1`, order, charge)
+	return err
 }
 
-// Ask finds out what became of a payment whose service died.
+// Ask finds out what became of a payment whose service died. What it finds is the answer that the service would have given.
 func (p *payments) Ask(ctx context.Context, r idempotency.Record, _ []idempotency.Step) (found idempotency.Resolution, err error) {
 	key := r.DownstreamKey(chargeStep)
 	done, err := p.gateway.find(ctx, key)
-	if errors.Is(err, errNotCharged) {
+	switch {
+	case errors.Is(err, errNotCharged):
 		// Not yet, maybe: the request of the one who died may still be on its way. After this it comes too late.
 		if err := p.gateway.void(ctx, key); err != nil {
 			return found, err
 		}
-		return idempotency.Resolution{
-			Outcome: idempotency.OutcomeFailed, Code: codeNotCharged, Message: "nothing was charged: pay again, with a new key",
-		}, nil
+		found = idempotency.Resolution{Outcome: idempotency.OutcomeFailed, Code: codeNotCharged, Message: "nothing was charged: pay again, with a new key"}
+		refused := refusalProblem(found.Code, found.Message)
+		header := http.Header{"Content-Type": {"application/problem+json"}, "Cache-Control": {"no-store"}}
+		found.Result, found.ResultType, err = idempotencyhttp.Response{Status: refused.Status, Header: header, Body: jsonLine(refused)}.Result()
+	case err == nil:
+		found.Outcome = idempotency.OutcomeSucceeded
+		header := http.Header{"Content-Type": {"application/json"}}
+		found.Result, found.ResultType, err = idempotencyhttp.Response{Status: http.StatusOK, Header: header, Body: jsonLine(paid(done))}.Result()
 	}
-	if err != nil {
-		return found, err
-	}
-	found = idempotency.Resolution{Outcome: idempotency.OutcomeSucceeded, ResultType: "json/1"}
-	found.Result, err = json.Marshal(payment{Order: done.Order, Charge: done.ID, Status: "paid"})
 	return found, err
 }
 
@@ -120,56 +117,67 @@ func (p *payments) Commit(ctx context.Context, tx pgx.Tx, _ idempotency.Record, 
 	if found.Outcome != idempotency.OutcomeSucceeded {
 		return nil
 	}
+	var response idempotencyhttp.Response
 	var paid payment
-	if err := json.Unmarshal(found.Result, &paid); err != nil {
+	err := response.DecodeResult(found.ResultType, found.Result)
+	if err == nil {
+		err = json.Unmarshal(response.Body, &paid)
+	}
+	if err != nil {
 		return err
 	}
-	_, err := p.book(ctx, tx, charge{Order: paid.Order, ID: paid.Charge})
-	return err
+	return p.book(ctx, tx, paid.Order, paid.Charge)
 }
 
-// postPayment pays an order, once per key.
+func paid(done charge) payment { return payment{Order: done.Order, Charge: done.ID, Status: "paid"} }
+
+// postPayment pays an order. The middleware has recorded that it runs, and what it answers is recorded with what it leaves to be
+// committed; in between there is no transaction, since nothing could roll back what the gateway does.
 func (s *service) postPayment(w http.ResponseWriter, r *http.Request) {
 	id, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
 	if err != nil {
 		notFound("Order ids are numbers.").Write(w)
 		return
 	}
-	req, in, err := s.readPayment(w, r)
+	lease, leased := idempotencyhttp.LeaseFromContext(r.Context())
+	in, err := readPayment(w, r)
+	if err == nil && !leased {
+		err = errors.New("the route is not leased")
+	}
 	if err != nil {
-		s.fail(w, r, req.Key, err)
+		s.fail(w, r, idempotency.Key{}, err)
 		return
 	}
-	ctx, answeredBy := withAnswered(r.Context())
-	res, err := s.payments.pay(ctx, s.runner, req, id, in.Card)
-	if res.Replayed || *answeredBy != "" {
-		w.Header().Set(idempotencyhttp.HeaderReplayed, "true")
-		w.Header().Set(headerAnsweredBy, *answeredBy)
+	done, err := s.payments.charge(r.Context(), lease.DownstreamKey(chargeStep), id, in.Card)
+	if err == nil {
+		err = idempotencyhttp.OnCommit(r.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			err := s.payments.book(ctx, tx, done.Order, done.ID)
+			if errors.Is(err, idempotency.ErrTransition) {
+				return problemOf(err) // as an answer
+			}
+			return err
+		})
 	}
 	if err != nil {
-		s.fail(w, r, req.Key, err)
+		s.fail(w, r, lease.Record().Key, err)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	writeJSON(w, http.StatusOK, res.Value)
+	writeJSON(w, http.StatusOK, paid(done))
 }
 
-func (s *service) readPayment(w http.ResponseWriter, r *http.Request) (req idempotency.Request, in paymentRequest, err error) {
-	if req.Key, err = s.once.Key(r, s.payments.operation()); err != nil {
-		return req, in, err
-	}
+func readPayment(w http.ResponseWriter, r *http.Request) (in paymentRequest, err error) {
 	body, err := readBody(w, r)
 	if err != nil {
-		return req, in, err
+		return in, err
 	}
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&in); err != nil || validText("card", in.Card, 1) != nil {
-		return req, in, invalid("body", `must be a JSON object with the card, such as {"card":"4242"}`)
+		return in, invalid("body", `must be a JSON object with the card, such as {"card":"4242"}`)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return req, in, invalid("body", "must be one JSON object and nothing behind it")
+		return in, invalid("body", "must be one JSON object and nothing behind it")
 	}
-	req.Fingerprint = idempotency.FingerprintBytes([]byte(r.Method+" "+r.URL.Path), body)
-	return req, in, nil
+	return in, nil
 }

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"strings"
 	"sync"
@@ -11,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/idempotencyhttp"
 )
 
 func (s *shop) pay(t *testing.T, key, order, card string) answer {
@@ -86,10 +89,13 @@ func TestPay_AfterACrash(t *testing.T) {
 			op := s.instances[0].service.payments.operation().WithDefaults()
 			key, err := op.Key(idempotency.SingleTenant, "p")
 			require.NoError(t, err)
+			body := []byte(`{"card":"4242"}`)
+			fingerprint, err := idempotencyhttp.FingerprintRequest(httptest.NewRequestWithContext(t.Context(), http.MethodPost, order+"/pay", bytes.NewReader(body)), body)
+			require.NoError(t, err)
 			// What a dead service leaves behind.
 			a, err := idempotency.NewStore(pgx.QueryExecModeCacheStatement).AcquireLease(t.Context(), s.pool, &idempotency.LeaseRequest{
 				Request: idempotency.Request{
-					Key: key, Fingerprint: idempotency.FingerprintBytes([]byte("POST "+order+"/pay"), []byte(`{"card":"4242"}`)),
+					Key: key, Fingerprint: fingerprint,
 				},
 				AttemptToken: idempotency.NewAttemptToken(), Lease: op.Lease, Takeover: op.Takeover,
 			})

@@ -18,8 +18,11 @@ import (
 // problem is the body of every answer that is no success: RFC 9457.
 type problem = idempotencyhttp.Problem
 
+// shopTypeBase begins the types of the shop's own problems; those of the library begin with idempotencyhttp.TypeBase.
+const shopTypeBase = "urn:pgonce:demo:"
+
 func newProblem(status int, name, title, detail string) *problem {
-	return &problem{Type: idempotencyhttp.TypeBase + name, Title: title, Status: status, Detail: detail}
+	return &problem{Type: shopTypeBase + name, Title: title, Status: status, Detail: detail}
 }
 
 func notFound(detail string) *problem {
@@ -54,10 +57,6 @@ func problemOf(err error) *problem {
 	return idempotencyhttp.ProblemOf(err)
 }
 
-func internalProblem() *problem {
-	return newProblem(http.StatusInternalServerError, "internal", "Something went wrong on our side.", "Retry with the same key.")
-}
-
 // refusalProblem is the answer to the customer whose order was refused, the first time and every time after.
 func refusalProblem(code, message string) *problem {
 	switch code {
@@ -72,7 +71,7 @@ func refusalProblem(code, message string) *problem {
 	case codeNotPayable:
 		return newProblem(http.StatusConflict, "not-payable", "The order cannot be paid.", sentence(message))
 	}
-	return internalProblem()
+	return idempotencyhttp.ProblemOf(nil) // which nobody knows: internal
 }
 
 // sentence makes one of an error's text.
@@ -106,10 +105,15 @@ func unavailable(err error) bool {
 
 // writeJSON writes v and a line's end. An error means that the client has gone: there is nobody to tell.
 func writeJSON(w http.ResponseWriter, status int, v any) {
+	body := jsonLine(v)
+	w.WriteHeader(status)
+	_, _ = w.Write(body)
+}
+
+func jsonLine(v any) []byte {
 	body, err := json.Marshal(v)
 	if err != nil {
 		panic(err) // our own types always have a JSON form
 	}
-	w.WriteHeader(status)
-	_, _ = w.Write(append(body, '\n'))
+	return append(body, '\n')
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgonce/pgonce/idempotency"
-	"github.com/pgonce/pgonce/idempotencyhttp"
 )
 
 func TestProblemOf_EveryErrorHasItsAnswer(t *testing.T) {
@@ -53,7 +52,7 @@ func TestProblemOf_EveryErrorHasItsAnswer(t *testing.T) {
 			t.Parallel()
 			p := problemOf(tt.err)
 			require.Equal(t, tt.status, p.Status)
-			require.Equal(t, idempotencyhttp.TypeBase+tt.kind, p.Type)
+			require.Equal(t, typeOf(tt.kind), p.Type)
 			require.Equal(t, tt.retryAfter, p.RetryAfter)
 			require.NotContains(t, p.Detail+p.Title, "secret")
 		})

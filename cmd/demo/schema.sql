@@ -33,5 +33,5 @@ CREATE TABLE demo.coupons (
 );
 COMMENT ON TABLE demo.coupons IS 'Coupons. Each can be used for one order: order_id is that one, NULL while it is unused.';
 
-INSERT INTO demo.stock (sku, quantity) VALUES ('coffee', 1000), ('tea', 1000), ('unicorn', 0);
+INSERT INTO demo.stock (sku, quantity) VALUES ('coffee', 1000), ('tea', 1000), ('unicorn', 0), ('handmade', 1000);
 INSERT INTO demo.coupons (code) VALUES ('WELCOME'), ('SUMMER');

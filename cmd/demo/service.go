@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -17,12 +20,33 @@ import (
 
 	"github.com/pgonce/pgonce/idempotency"
 	"github.com/pgonce/pgonce/idempotencyhttp"
+	"github.com/pgonce/pgonce/ids"
 	"github.com/pgonce/pgonce/txn"
 )
 
 // createOrder is declared once: what a key of POST /orders is for. Wait is shorter than the shop's slowest orders, so
 // that the storm shows what "in progress" looks like.
 var createOrder = idempotency.Operation{Name: "order.create", Wait: 250 * time.Millisecond}
+
+// checkout is for the shop's own pages, which come with a token in their form: it runs for issued tokens only. moveOrder is
+// for whoever wants his PUT to be once per key too.
+var (
+	checkout  = idempotency.Operation{Name: "order.checkout", Wait: 250 * time.Millisecond, RequireIssued: true, Tokens: tokens()}
+	moveOrder = idempotency.Operation{Name: "order.move"}
+)
+
+func tokens() *ids.Tokens {
+	made, err := ids.NewTokens(nil)
+	if err != nil {
+		panic(err) // no configuration, nothing wrong with it
+	}
+	return made
+}
+
+// operations are all that the shop does once per key.
+func operations(paying *payments) []idempotency.Operation {
+	return []idempotency.Operation{createOrder, checkout, moveOrder, paying.operation()}
+}
 
 // maxBody is the largest request body.
 const maxBody = 1 << 20
@@ -32,6 +56,7 @@ type service struct {
 	pool     *pgxpool.Pool
 	runner   *txn.Runner
 	once     *idempotencyhttp.Middleware
+	optional *idempotencyhttp.Middleware // the same for a route that is right without a key too
 	payments *payments
 	// unsafe takes orders in a plain transaction, as if the header were not there.
 	unsafe bool
@@ -58,12 +83,13 @@ func newService(
 ) (*service, error) {
 	paying := &payments{gateway: &gatewayClient{base: gateway}, pool: pool}
 	runner, err := txn.New(pool, &txn.Config{
-		Operations: []idempotency.Operation{createOrder, paying.operation()}, Fronts: fronts, OnEvent: noteAnswered,
+		Operations: operations(paying), Fronts: fronts, OnEvent: noteAnswered,
 	})
 	if err != nil {
 		return nil, err
 	}
-	once, err := idempotencyhttp.New(runner, idempotencyhttp.SingleTenant, &idempotencyhttp.Config{
+	s := &service{pool: pool, runner: runner, payments: paying, unsafe: unsafe, think: think, log: log}
+	cfg := idempotencyhttp.Config{
 		MaxBody: maxBody, Log: log,
 		Client: func(_ *http.Request, body []byte) string {
 			in, err := parseOrder(body)
@@ -72,41 +98,61 @@ func newService(
 			}
 			return in.Customer
 		},
-	})
-	if err != nil {
+	}
+	if s.once, err = idempotencyhttp.New(runner, idempotencyhttp.SingleTenant, &cfg); err != nil {
 		return nil, err
 	}
-	return &service{pool: pool, runner: runner, once: once, payments: paying, unsafe: unsafe, think: think, log: log}, nil
+	cfg.Optional = true
+	if s.optional, err = idempotencyhttp.New(runner, idempotencyhttp.SingleTenant, &cfg); err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 func (s *service) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("POST /orders", s.protected())
-	mux.HandleFunc("GET /orders/{id}", s.getOrder)
-	mux.HandleFunc("PUT /orders/{id}/status", s.putStatus)
-	mux.HandleFunc("POST /orders/{id}/pay", s.postPayment)
-	mux.HandleFunc("GET /stock/{sku}", s.getStock)
-	for pattern, allow := range map[string]string{
-		"/orders": "POST", "/orders/{id}": "GET, HEAD", "/orders/{id}/status": "PUT", "/orders/{id}/pay": "POST", "/stock/{sku}": "GET, HEAD",
-	} {
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, _ *http.Request) {
+	for pattern, handler := range s.routes() {
+		mux.Handle(pattern, handler)
+	}
+	for path, allow := range allowed {
+		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Allow", allow)
 			newProblem(http.StatusMethodNotAllowed, "method-not-allowed", "This is not done here.", "Use "+allow+".").Write(w)
 		})
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		notFound("Try POST /orders, GET /orders/{id}, PUT /orders/{id}/status, POST /orders/{id}/pay or GET /stock/{sku}.").Write(w)
+		notFound("Try " + strings.Join(slices.Sorted(maps.Keys(s.routes())), ", ") + ".").Write(w)
 	})
 	return mux
 }
 
-// protected takes an order once per key. With -unsafe the header is there for nothing.
-func (s *service) protected() http.Handler {
+// routes are all that is served. What changes something goes through the middleware.
+func (s *service) routes() map[string]http.Handler {
+	return map[string]http.Handler{
+		"POST /orders":            s.takesOrders(createOrder),
+		"POST /checkout":          s.takesOrders(checkout),
+		"POST /checkout/tokens":   s.once.Tokens(checkout.Name),
+		"POST /orders/{id}/pay":   tellAnswered(s.once.Leased(s.payments.operation().Name)(http.HandlerFunc(s.postPayment))),
+		"PUT /orders/{id}/status": tellAnswered(s.optional.Operation(moveOrder.Name)(http.HandlerFunc(s.putStatus))),
+		"GET /orders/{id}":        http.HandlerFunc(s.getOrder),
+		"GET /stock/{sku}":        http.HandlerFunc(s.getStock),
+		"GET /openapi.yaml":       http.HandlerFunc(getOpenAPI),
+	}
+}
+
+// allowed are the methods of each path.
+var allowed = map[string]string{
+	"/orders": "POST", "/orders/{id}": "GET, HEAD", "/orders/{id}/status": "PUT", "/orders/{id}/pay": "POST",
+	"/checkout": "POST", "/checkout/tokens": "POST", "/stock/{sku}": "GET, HEAD", "/openapi.yaml": "GET, HEAD",
+}
+
+// takesOrders takes an order once per key. With -unsafe the header is there for nothing.
+func (s *service) takesOrders(op idempotency.Operation) http.Handler {
 	post := http.HandlerFunc(s.postOrder)
 	if s.unsafe {
 		return post
 	}
-	return tellAnswered(s.once.Operation(createOrder.Name)(post))
+	return tellAnswered(s.once.Operation(op.Name)(post))
 }
 
 // postOrder takes an order, in the transaction of its key. It knows nothing of retries: what it answers is recorded with the

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/txn"
 )
 
 // statuses are what an order goes through. The table's CHECK names them too, for those who come by SQL.
@@ -36,7 +37,8 @@ type orderStatus struct {
 	Status string `json:"status"`
 }
 
-// putStatus moves an order on. PUT names where it shall be: who asks again finds it there, without any key.
+// putStatus moves an order on. PUT names where it shall be: who asks again finds it there, without any key. With one, who asks
+// again is told what became of the first, wherever the order is by now.
 func (s *service) putStatus(w http.ResponseWriter, r *http.Request) {
 	id, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
 	if err != nil {
@@ -60,6 +62,10 @@ func (s *service) putStatus(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *service) move(ctx context.Context, id int64, status string) error {
+	if tx, protected := txn.FromContext(ctx); protected {
+		_, err := statuses.Move(ctx, tx, status, id)
+		return err
+	}
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		_, err := statuses.Move(ctx, tx, status, id)
 		return err

@@ -120,7 +120,7 @@ func aptHas(ctx context.Context, name string) bool {
 // aptGetFresh installs a package; if that fails it tries once more with fresh lists, which may have been too old to
 // name files the mirror still has.
 func aptGetFresh(ctx context.Context, pkg string) error {
-	args := []string{"install", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=600", pkg}
+	args := []string{"install", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=600", "-o", "Acquire::Retries=3", pkg}
 	first := aptGet(ctx, args...)
 	if first == nil {
 		return nil

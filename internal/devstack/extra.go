@@ -61,12 +61,14 @@ func aptInstallExtra(ctx context.Context, out io.Writer, m machine, e extra) err
 	return nil
 }
 
-// onPath looks for a program on the PATH and in the folder of programs that only root is expected to call.
-func onPath(name string) func(machine) (string, bool) {
+// onPath looks for a program, under any of its names, on the PATH and in the folder of programs that only root is expected to call.
+func onPath(names ...string) func(machine) (string, bool) {
 	return func(m machine) (string, bool) {
-		for _, try := range []string{name, "/usr/sbin/" + name} {
-			if path, err := m.lookPath(try); err == nil {
-				return path, true
+		for _, name := range names {
+			for _, try := range []string{name, "/usr/sbin/" + name} {
+				if path, err := m.lookPath(try); err == nil {
+					return path, true
+				}
 			}
 		}
 		return "", false
