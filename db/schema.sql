@@ -962,6 +962,7 @@ CREATE TABLE idempotency.bypasses (
     policy_change bigint,
     began_at timestamp with time zone NOT NULL,
     bypassed_at timestamp with time zone NOT NULL,
+    expires_at timestamp with time zone,
     resolution text COLLATE pg_catalog."C",
     reconciled_at timestamp with time zone,
     reconciled_by text COLLATE pg_catalog."C",
@@ -1004,6 +1005,8 @@ COMMENT ON COLUMN idempotency.bypasses.policy_change IS 'idempotency.policy_chan
 COMMENT ON COLUMN idempotency.bypasses.began_at IS 'When its transaction began.';
 
 COMMENT ON COLUMN idempotency.bypasses.bypassed_at IS 'When this row was written, right before COMMIT.';
+
+COMMENT ON COLUMN idempotency.bypasses.expires_at IS 'Until when its record would have been kept: so long the key is not executed again under enforce. NULL: for ever.';
 
 COMMENT ON COLUMN idempotency.bypasses.resolution IS 'NULL: nobody has looked at it. DONE: the operation is done, a late call is told so. RERUN: a later call may run it.';
 

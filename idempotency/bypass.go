@@ -50,7 +50,7 @@ func (s *Store) bypassParams(c *Completion, durable bool) dbsqlc.BypassInsertPar
 		Fingerprint: c.Request.Fingerprint.Bytes(), Enforcement: string(c.Bypass.Enforcement), WouldBe: string(c.Bypass.WouldBe),
 		Started: c.Acquired.Started, Outcome: c.Bypass.outcome(c.State), Executor: s.executor,
 		Client: optional(c.Request.Client), TraceID: optional(storable(c.TraceID, MaxTraceBytes)), PolicyChange: c.Bypass.Change,
-		Durable: durable,
+		RetentionUs: microseconds(c.Retention), Durable: durable,
 	}
 	if c.State == StateFailed {
 		code := storable(c.ErrorCode, MaxErrorBytes)
@@ -64,7 +64,7 @@ func encodeBypass(p *dbsqlc.BypassInsertParams) [][]byte {
 	return [][]byte{
 		[]byte(p.Tenant), []byte(p.Operation), []byte(p.Key), p.AttemptToken, p.Fingerprint, []byte(p.Enforcement), []byte(p.WouldBe),
 		encodeTime(p.Started), []byte(p.Outcome), encodeOptionalText(p.ErrorCode), []byte(p.Executor), encodeOptionalText(p.Client),
-		encodeOptionalText(p.TraceID), encodeInt8(p.PolicyChange), encodeBool(p.Durable),
+		encodeOptionalText(p.TraceID), encodeInt8(p.PolicyChange), encodeOptionalInt8(p.RetentionUs), encodeBool(p.Durable),
 	}
 }
 
@@ -113,10 +113,10 @@ func (s *Store) LookupBypass(ctx context.Context, conn *pgx.Conn, key Key, attem
 // OpenBypass looks for an execution without a record of a key that has none, in the transaction that has acquired it, and
 // gives the verdict of that: VerdictGone, since it is done and its result was never kept, VerdictMismatch or VerdictNewer;
 // VerdictRun: there is none within its retention, or a person has said that it may run again.
-func (s *Store) OpenBypass(ctx context.Context, db DB, req Request, retention time.Duration) (Verdict, Record, error) {
+func (s *Store) OpenBypass(ctx context.Context, db DB, req Request) (Verdict, Record, error) {
 	key := req.Key
 	row, err := dbsqlc.New(db).BypassOpen(ctx, dbsqlc.BypassOpenParams{
-		Tenant: key.tenant, Operation: key.operation, Key: key.value, RetentionUs: microseconds(retention),
+		Tenant: key.tenant, Operation: key.operation, Key: key.value,
 	})
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):

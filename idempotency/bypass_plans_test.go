@@ -31,7 +31,7 @@ func TestBypasses_ManyRowsCostNothing(t *testing.T) {
 	}
 	for name, asked := range map[string]string{
 		"policies":  plan(dbsqlc.PolicyList, int64(900e6)),
-		"a call":    plan(dbsqlc.BypassOpen, "acme", "order.1", "k", nil),
+		"a call":    plan(dbsqlc.BypassOpen, "acme", "order.1", "k"),
 		"a commit":  plan(dbsqlc.BypassGetAttempt, "acme", "order.1", "k", [][]byte{make([]byte, 16)}),
 		"the list":  plan(dbsqlc.BypassedList, false, "", "", "", "", false, 50),
 		"the count": plan(dbsqlc.BypassCount, 1000),

@@ -24,7 +24,7 @@ var (
 	attemptFailed = &statement{"pgonce_attempt_failed", dbsqlc.AttemptInsertFailed, append(keyOIDs[:3:3], pgtype.ByteaOID)}
 	bypassInsert  = &statement{"pgonce_bypass", dbsqlc.BypassInsert, []uint32{
 		pgtype.TextOID, pgtype.TextOID, pgtype.TextOID, pgtype.ByteaOID, pgtype.ByteaOID, pgtype.TextOID, pgtype.TextOID,
-		pgtype.TimestamptzOID, pgtype.TextOID, pgtype.TextOID, pgtype.TextOID, pgtype.TextOID, pgtype.TextOID, pgtype.Int8OID, pgtype.BoolOID,
+		pgtype.TimestamptzOID, pgtype.TextOID, pgtype.TextOID, pgtype.TextOID, pgtype.TextOID, pgtype.TextOID, pgtype.Int8OID, pgtype.Int8OID, pgtype.BoolOID,
 	}}
 	commit = &statement{"pgonce_commit", "COMMIT", nil}
 

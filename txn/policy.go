@@ -123,7 +123,7 @@ func (a *attempt) afterLostCommit(v idempotency.Verdict) idempotency.Verdict {
 // is done, and its result was not kept.
 func (a *attempt) unlessBypassed(ctx context.Context, db idempotency.DB) (idempotency.Verdict, error) {
 	c := a.call
-	v, r, err := c.runner.store.OpenBypass(ctx, db, c.req, c.op.Retention)
+	v, r, err := c.runner.store.OpenBypass(ctx, db, c.req)
 	if err == nil && v != idempotency.VerdictRun {
 		a.acquired.Record = r
 	}

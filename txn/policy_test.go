@@ -154,7 +154,7 @@ func TestPolicy_EnforceKnowsWhatOffLetThrough(t *testing.T) {
 			require.Equal(t, 1, p.orders(t, "new"))
 
 			// As long as its record would have been kept, or until a person says otherwise.
-			p.exec(t, `UPDATE idempotency.bypasses SET bypassed_at = bypassed_at - interval '73 hours'`)
+			p.exec(t, `UPDATE idempotency.bypasses SET expires_at = expires_at - interval '73 hours'`)
 			require.False(t, p.ok(t, "k").Replayed)
 			require.True(t, p.ok(t, "k").Replayed)
 		})

@@ -115,6 +115,7 @@ CREATE TABLE idempotency.bypasses (
     policy_change    bigint,
     began_at         timestamptz NOT NULL,
     bypassed_at      timestamptz NOT NULL,
+    expires_at       timestamptz,
     resolution       text        COLLATE "C",
     reconciled_at    timestamptz,
     reconciled_by    text        COLLATE "C",
@@ -188,6 +189,8 @@ COMMENT ON COLUMN idempotency.bypasses.trace_id IS 'The call''s trace, if the se
 COMMENT ON COLUMN idempotency.bypasses.policy_change IS 'idempotency.policy_changes.id of the policy it was executed under: who, and why.';
 COMMENT ON COLUMN idempotency.bypasses.began_at IS 'When its transaction began.';
 COMMENT ON COLUMN idempotency.bypasses.bypassed_at IS 'When this row was written, right before COMMIT.';
+COMMENT ON COLUMN idempotency.bypasses.expires_at IS
+    'Until when its record would have been kept: so long the key is not executed again under enforce. NULL: for ever.';
 COMMENT ON COLUMN idempotency.bypasses.resolution IS
     'NULL: nobody has looked at it. DONE: the operation is done, a late call is told so. RERUN: a later call may run it.';
 COMMENT ON COLUMN idempotency.bypasses.reconciled_at IS 'When somebody decided that.';

@@ -3,13 +3,14 @@
 -- columns. It must raise unless it writes exactly one row.
 INSERT INTO idempotency.bypasses (
     tenant, operation, key, attempt_token, fingerprint, enforcement, would_be, outcome, error_code, executor, client, trace_id,
-    policy_change, began_at, bypassed_at)
+    policy_change, began_at, bypassed_at, expires_at)
 VALUES (@tenant, @operation, @key, @attempt_token::bytea, @fingerprint::bytea, @enforcement::text, @would_be::text,
        -- Another transaction than the one that acquired: the function has sent COMMIT or ROLLBACK itself.
        CASE WHEN pg_catalog.now() = @started::timestamptz THEN @outcome::text
             ELSE idempotency.refuse('ZP001', 'the transaction that acquired the key has ended') END,
        sqlc.narg('error_code')::text, @executor::text, sqlc.narg('client')::text, sqlc.narg('trace_id')::text,
-       @policy_change::bigint, @started::timestamptz, pg_catalog.statement_timestamp())
+       @policy_change::bigint, @started::timestamptz, pg_catalog.statement_timestamp(),
+       pg_catalog.statement_timestamp() + sqlc.narg('retention_us')::bigint * interval '1 microsecond')
 RETURNING 0::bigint AS fence, bypassed_at AS completed_at,
           CASE WHEN @durable::boolean AND pg_catalog.current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
                THEN pg_catalog.set_config('synchronous_commit', 'on', true) END AS synchronous_commit;
@@ -28,8 +29,7 @@ SELECT b.fingerprint, b.outcome, b.bypassed_at
 FROM idempotency.bypasses AS b
 WHERE b.tenant = @tenant AND b.operation = @operation AND b.key = @key
   AND (b.enforcement = 'off' OR b.would_be = 'IN_PROGRESS') AND b.outcome <> 'FAILED' AND b.resolution IS DISTINCT FROM 'RERUN'
-  AND (sqlc.narg('retention_us')::bigint IS NULL
-       OR b.bypassed_at > pg_catalog.statement_timestamp() - sqlc.narg('retention_us')::bigint * interval '1 microsecond')
+  AND COALESCE(b.expires_at > pg_catalog.statement_timestamp(), true)
 ORDER BY b.bypassed_at DESC
 LIMIT 1;
 
@@ -107,18 +107,21 @@ WHERE b.tenant = @tenant AND b.operation = @operation AND b.key = @key AND b.rec
 ORDER BY b.bypassed_at;
 
 -- name: BypassPurgeList :many
--- What nobody asks about any more. What the kill switch has let through stays until somebody has reconciled it.
+-- What nobody asks about any more. What the kill switch has let through stays until somebody has reconciled it, and where it is
+-- done as long as a late call of the key would do it again.
 SELECT b.tenant, b.operation, b.key, b.attempt_token
 FROM idempotency.bypasses AS b
 WHERE b.bypassed_at <= pg_catalog.statement_timestamp() - sqlc.arg('age_us')::bigint * interval '1 microsecond'
-  AND (b.enforcement = 'shadow' AND b.would_be <> 'IN_PROGRESS' OR b.outcome = 'FAILED' OR b.resolution IS NOT NULL)
+  AND (b.enforcement = 'shadow' AND b.would_be <> 'IN_PROGRESS' OR b.outcome = 'FAILED' OR b.resolution = 'RERUN'
+       OR b.resolution = 'DONE' AND b.expires_at <= pg_catalog.statement_timestamp())
 LIMIT sqlc.arg('batch');
 
 -- name: BypassPurgeCount :one
 SELECT count(*)
 FROM idempotency.bypasses AS b
 WHERE b.bypassed_at <= pg_catalog.statement_timestamp() - sqlc.arg('age_us')::bigint * interval '1 microsecond'
-  AND (b.enforcement = 'shadow' AND b.would_be <> 'IN_PROGRESS' OR b.outcome = 'FAILED' OR b.resolution IS NOT NULL);
+  AND (b.enforcement = 'shadow' AND b.would_be <> 'IN_PROGRESS' OR b.outcome = 'FAILED' OR b.resolution = 'RERUN'
+       OR b.resolution = 'DONE' AND b.expires_at <= pg_catalog.statement_timestamp());
 
 -- name: BypassDelete :execrows
 -- The predicate is asked again: a decision may have been taken back meanwhile.
@@ -126,4 +129,5 @@ DELETE FROM idempotency.bypasses AS b
 USING (SELECT pg_catalog.unnest(@tenants::text[]) AS tenant, pg_catalog.unnest(@operations::text[]) AS operation,
              pg_catalog.unnest(@keys::text[]) AS key, pg_catalog.unnest(@tokens::bytea[]) AS attempt_token) AS c
 WHERE b.tenant = c.tenant AND b.operation = c.operation AND b.key = c.key AND b.attempt_token = c.attempt_token
-  AND (b.enforcement = 'shadow' AND b.would_be <> 'IN_PROGRESS' OR b.outcome = 'FAILED' OR b.resolution IS NOT NULL);
+  AND (b.enforcement = 'shadow' AND b.would_be <> 'IN_PROGRESS' OR b.outcome = 'FAILED' OR b.resolution = 'RERUN'
+       OR b.resolution = 'DONE' AND b.expires_at <= pg_catalog.statement_timestamp());

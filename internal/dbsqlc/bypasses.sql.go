@@ -31,7 +31,8 @@ DELETE FROM idempotency.bypasses AS b
 USING (SELECT pg_catalog.unnest($1::text[]) AS tenant, pg_catalog.unnest($2::text[]) AS operation,
              pg_catalog.unnest($3::text[]) AS key, pg_catalog.unnest($4::bytea[]) AS attempt_token) AS c
 WHERE b.tenant = c.tenant AND b.operation = c.operation AND b.key = c.key AND b.attempt_token = c.attempt_token
-  AND (b.enforcement = 'shadow' AND b.would_be <> 'IN_PROGRESS' OR b.outcome = 'FAILED' OR b.resolution IS NOT NULL)
+  AND (b.enforcement = 'shadow' AND b.would_be <> 'IN_PROGRESS' OR b.outcome = 'FAILED' OR b.resolution = 'RERUN'
+       OR b.resolution = 'DONE' AND b.expires_at <= pg_catalog.statement_timestamp())
 `
 
 type BypassDeleteParams struct {
@@ -100,15 +101,16 @@ func (q *Queries) BypassGetAttempt(ctx context.Context, arg BypassGetAttemptPara
 const BypassInsert = `-- name: BypassInsert :one
 INSERT INTO idempotency.bypasses (
     tenant, operation, key, attempt_token, fingerprint, enforcement, would_be, outcome, error_code, executor, client, trace_id,
-    policy_change, began_at, bypassed_at)
+    policy_change, began_at, bypassed_at, expires_at)
 VALUES ($1, $2, $3, $4::bytea, $5::bytea, $6::text, $7::text,
        -- Another transaction than the one that acquired: the function has sent COMMIT or ROLLBACK itself.
        CASE WHEN pg_catalog.now() = $8::timestamptz THEN $9::text
             ELSE idempotency.refuse('ZP001', 'the transaction that acquired the key has ended') END,
        $10::text, $11::text, $12::text, $13::text,
-       $14::bigint, $8::timestamptz, pg_catalog.statement_timestamp())
+       $14::bigint, $8::timestamptz, pg_catalog.statement_timestamp(),
+       pg_catalog.statement_timestamp() + $15::bigint * interval '1 microsecond')
 RETURNING 0::bigint AS fence, bypassed_at AS completed_at,
-          CASE WHEN $15::boolean AND pg_catalog.current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
+          CASE WHEN $16::boolean AND pg_catalog.current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
                THEN pg_catalog.set_config('synchronous_commit', 'on', true) END AS synchronous_commit
 `
 
@@ -127,6 +129,7 @@ type BypassInsertParams struct {
 	Client       *string
 	TraceID      *string
 	PolicyChange int64
+	RetentionUs  *int64
 	Durable      bool
 }
 
@@ -154,6 +157,7 @@ func (q *Queries) BypassInsert(ctx context.Context, arg BypassInsertParams) (Byp
 		arg.Client,
 		arg.TraceID,
 		arg.PolicyChange,
+		arg.RetentionUs,
 		arg.Durable,
 	)
 	var i BypassInsertRow
@@ -166,17 +170,15 @@ SELECT b.fingerprint, b.outcome, b.bypassed_at
 FROM idempotency.bypasses AS b
 WHERE b.tenant = $1 AND b.operation = $2 AND b.key = $3
   AND (b.enforcement = 'off' OR b.would_be = 'IN_PROGRESS') AND b.outcome <> 'FAILED' AND b.resolution IS DISTINCT FROM 'RERUN'
-  AND ($4::bigint IS NULL
-       OR b.bypassed_at > pg_catalog.statement_timestamp() - $4::bigint * interval '1 microsecond')
+  AND COALESCE(b.expires_at > pg_catalog.statement_timestamp(), true)
 ORDER BY b.bypassed_at DESC
 LIMIT 1
 `
 
 type BypassOpenParams struct {
-	Tenant      string
-	Operation   string
-	Key         string
-	RetentionUs *int64
+	Tenant    string
+	Operation string
+	Key       string
 }
 
 type BypassOpenRow struct {
@@ -187,12 +189,7 @@ type BypassOpenRow struct {
 
 // Was this key executed without a record, so that it must not be again? As long as its record would have been kept.
 func (q *Queries) BypassOpen(ctx context.Context, arg BypassOpenParams) (BypassOpenRow, error) {
-	row := q.db.QueryRow(ctx, BypassOpen,
-		arg.Tenant,
-		arg.Operation,
-		arg.Key,
-		arg.RetentionUs,
-	)
+	row := q.db.QueryRow(ctx, BypassOpen, arg.Tenant, arg.Operation, arg.Key)
 	var i BypassOpenRow
 	err := row.Scan(&i.Fingerprint, &i.Outcome, &i.BypassedAt)
 	return i, err
@@ -202,7 +199,8 @@ const BypassPurgeCount = `-- name: BypassPurgeCount :one
 SELECT count(*)
 FROM idempotency.bypasses AS b
 WHERE b.bypassed_at <= pg_catalog.statement_timestamp() - $1::bigint * interval '1 microsecond'
-  AND (b.enforcement = 'shadow' AND b.would_be <> 'IN_PROGRESS' OR b.outcome = 'FAILED' OR b.resolution IS NOT NULL)
+  AND (b.enforcement = 'shadow' AND b.would_be <> 'IN_PROGRESS' OR b.outcome = 'FAILED' OR b.resolution = 'RERUN'
+       OR b.resolution = 'DONE' AND b.expires_at <= pg_catalog.statement_timestamp())
 `
 
 func (q *Queries) BypassPurgeCount(ctx context.Context, ageUs int64) (int64, error) {
@@ -216,7 +214,8 @@ const BypassPurgeList = `-- name: BypassPurgeList :many
 SELECT b.tenant, b.operation, b.key, b.attempt_token
 FROM idempotency.bypasses AS b
 WHERE b.bypassed_at <= pg_catalog.statement_timestamp() - $1::bigint * interval '1 microsecond'
-  AND (b.enforcement = 'shadow' AND b.would_be <> 'IN_PROGRESS' OR b.outcome = 'FAILED' OR b.resolution IS NOT NULL)
+  AND (b.enforcement = 'shadow' AND b.would_be <> 'IN_PROGRESS' OR b.outcome = 'FAILED' OR b.resolution = 'RERUN'
+       OR b.resolution = 'DONE' AND b.expires_at <= pg_catalog.statement_timestamp())
 LIMIT $2
 `
 
@@ -232,7 +231,8 @@ type BypassPurgeListRow struct {
 	AttemptToken []byte
 }
 
-// What nobody asks about any more. What the kill switch has let through stays until somebody has reconciled it.
+// What nobody asks about any more. What the kill switch has let through stays until somebody has reconciled it, and where it is
+// done as long as a late call of the key would do it again.
 func (q *Queries) BypassPurgeList(ctx context.Context, arg BypassPurgeListParams) ([]BypassPurgeListRow, error) {
 	rows, err := q.db.Query(ctx, BypassPurgeList, arg.AgeUs, arg.Batch)
 	if err != nil {
