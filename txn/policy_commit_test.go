@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgonce/pgonce/idempotency"
@@ -52,7 +53,11 @@ func TestPolicy_LostCommitBesideARunningCall(t *testing.T) {
 	for _, mode := range []string{"before", "after"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			s, c := newCutShop(t)
+			c := &cutter{}
+			s := newShopWith(t, func(cfg *pgxpool.Config) {
+				atLeastConns(4)(cfg)
+				c.configure(cfg)
+			})
 			p := (&policyShop{shop: s}).withRunner(t)
 			p.policy(t, "all", "", "shadow")
 			outer := newRunner(t, s.pool)

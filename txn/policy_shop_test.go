@@ -44,7 +44,7 @@ type policyShop struct {
 
 func newPolicyShop(t testing.TB, config ...func(*txn.Config)) *policyShop {
 	t.Helper()
-	return (&policyShop{shop: newShop(t)}).withRunner(t, config...)
+	return (&policyShop{shop: newShopWith(t, atLeastConns(4))}).withRunner(t, config...)
 }
 
 // withRunner makes a runner that obeys policies.
