@@ -34,6 +34,7 @@ type txState struct {
 	ended      bool
 	used       bool
 	savepoints int
+	atEnd      []func()
 }
 
 var _ pgx.Tx = (*handedTx)(nil)
@@ -46,7 +47,23 @@ func newHandedTx(conn *pgx.Conn) *handedTx {
 func (t *handedTx) end() {
 	t.mu.Lock()
 	t.ended = true
+	first := t.atEnd
+	t.atEnd = nil
 	t.mu.Unlock()
+	for _, do := range first {
+		do()
+	}
+}
+
+// AtEnd has do called when the function returns, before anything else is done with the connection. false: it has returned.
+// It is how txnsql takes away the sql.Tx that it has put around this one.
+func (t *handedTx) AtEnd(do func()) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.ended {
+		t.atEnd = append(t.atEnd, do)
+	}
+	return !t.ended
 }
 
 // over reports whether the function that got the transaction has returned.
