@@ -49,6 +49,7 @@ func ExampleTracer() {
 	}
 	req := idempotency.Request{Key: key, Fingerprint: idempotency.FingerprintBytes([]byte("tea"))}
 	_, err = txn.WithIdempotency(ctx, runner, req, func(ctx context.Context, _ pgx.Tx) (int, error) {
+		//pgonce:allow pool: what the example is about
 		_, err := pool.Exec(ctx, `INSERT INTO orders (body) VALUES ('tea')`)
 		return 0, err
 	})
