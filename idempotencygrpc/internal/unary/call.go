@@ -29,6 +29,7 @@ type Outcome struct {
 	Message  proto.Message
 	Status   *status.Status
 	Err      error
+	Recorded bool // the status is the handler's, and recorded
 	Replayed bool
 }
 
@@ -51,7 +52,7 @@ func (r *Rules) Do(ctx context.Context, call *Call) Outcome {
 	case errors.Is(err, idempotency.ErrOutcomeUnknown), errors.Is(err, idempotency.ErrTransactionEnded), errors.Is(err, idempotency.ErrRestart):
 		out = r.fail(ctx, call, err)
 	case errors.As(err, &failed) && res.Value.Status != nil:
-		out = Outcome{Status: res.Value.Status}
+		out = Outcome{Status: res.Value.Status, Recorded: true}
 	case errors.As(err, &own):
 		out = Outcome{Err: own.err}
 	default:
