@@ -42,7 +42,7 @@ type checker struct {
 type function struct {
 	literal *ast.FuncLit // nil: a declaration
 	body    *ast.BlockStmt
-	params  map[*types.Var]int
+	params  map[*types.Var]int // and the receiver, as ofReceiver
 	isRoot  bool
 }
 
@@ -75,7 +75,7 @@ func (c *checker) collect() {
 			}
 			if obj, is := c.TypesInfo.Defs[d.Name].(*types.Func); is {
 				c.order = append(c.order, obj)
-				c.decls[obj] = &function{body: d.Body, params: c.params(d.Type)}
+				c.decls[obj] = &function{body: d.Body, params: c.params(d)}
 			}
 		}
 		ast.Inspect(file, func(n ast.Node) bool {
@@ -98,8 +98,21 @@ func (c *checker) collect() {
 	}
 }
 
-func (c *checker) params(t *ast.FuncType) map[*types.Var]int {
+// params are those of a declaration or a literal.
+func (c *checker) params(n ast.Node) map[*types.Var]int {
 	params, i := map[*types.Var]int{}, 0
+	var t *ast.FuncType
+	switch n := n.(type) {
+	case *ast.FuncLit:
+		t = n.Type
+	case *ast.FuncDecl:
+		t = n.Type
+		if n.Recv != nil && len(n.Recv.List) == 1 && len(n.Recv.List[0].Names) == 1 {
+			if v, is := c.TypesInfo.Defs[n.Recv.List[0].Names[0]].(*types.Var); is {
+				params[v] = ofReceiver
+			}
+		}
+	}
 	for _, field := range t.Params.List {
 		for _, name := range field.Names {
 			if v, is := c.TypesInfo.Defs[name].(*types.Var); is {
@@ -176,7 +189,7 @@ func (c *checker) place(pos token.Pos) string {
 }
 
 func (c *checker) report(f finding) {
-	if f.param >= 0 {
+	if f.param != always {
 		return // a root's own parameter is the transaction, whose end is a finding of its own
 	}
 	text := f.String()

@@ -35,6 +35,12 @@ type effects struct {
 	Params []paramEffect
 }
 
+// What is no parameter's index.
+const (
+	always     = -1 // the effect depends on nothing
+	ofReceiver = -2 // it depends on what the method's receiver was made with
+)
+
 // paramEffect is an effect on what the function is given.
 type paramEffect struct {
 	Index  int
@@ -55,7 +61,7 @@ func (e *effects) add(f finding, at string) {
 	if one.At == "" {
 		one.At = at
 	}
-	if f.param >= 0 {
+	if f.param != always {
 		if !slices.ContainsFunc(e.Params, func(p paramEffect) bool { return p.Index == f.param && p.Effect.Kind == f.Kind }) {
 			e.Params = append(e.Params, paramEffect{f.param, one})
 		}
@@ -66,8 +72,7 @@ func (e *effects) add(f finding, at string) {
 	}
 }
 
-// finding is an effect at a place in the function that is looked at. param is that of its parameters on which it depends, -1
-// for none.
+// finding is an effect at a place in the function that is looked at. param is what it depends on there.
 type finding struct {
 	pos token.Pos
 	effect

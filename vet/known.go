@@ -84,8 +84,27 @@ func asks(t types.Type) bool {
 		return false
 	}
 	for m := range i.Methods() {
-		if m.Name() != "Conn" && m.Name() != "Ping" && slices.Contains(statements, m.Name()) {
+		if sends(m) {
 			return true
+		}
+	}
+	return false
+}
+
+// sends reports whether a method of an interface sends SQL: by its name, and because what it returns is pgx's or database/sql's.
+func sends(m *types.Func) bool {
+	if !slices.Contains(statements, m.Name()) {
+		return false
+	}
+	for v := range m.Signature().Results().Variables() {
+		t := v.Type()
+		if p, is := types.Unalias(t).(*types.Pointer); is {
+			t = p.Elem()
+		}
+		if n, is := types.Unalias(t).(*types.Named); is && n.Obj().Pkg() != nil {
+			if path := n.Obj().Pkg().Path(); path == sqlPath || path == pgxPath || strings.HasPrefix(path, pgxPath+"/") {
+				return true
+			}
 		}
 	}
 	return false

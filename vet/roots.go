@@ -151,7 +151,7 @@ func (c *checker) root(e ast.Expr) {
 func (c *checker) rootLiteral(literal *ast.FuncLit) {
 	if !c.free[literal] {
 		c.free[literal] = true
-		c.roots = append(c.roots, &function{literal: literal, body: literal.Body, params: c.params(literal.Type), isRoot: true})
+		c.roots = append(c.roots, &function{literal: literal, body: literal.Body, params: c.params(literal), isRoot: true})
 	}
 }
 
@@ -169,7 +169,7 @@ func (c *checker) rootNamed(at ast.Expr, obj types.Object) {
 	if e := c.effectsOf(fn); e != nil {
 		for _, one := range e.Always {
 			if !c.allowed.accepts(c.Fset.Position(at.Pos()), one.Kind) {
-				f := finding{effect: one, via: fn.Name()}
+				f := finding{effect: one, via: fn.Name(), param: always}
 				c.Report(analysis.Diagnostic{Pos: at.Pos(), Category: string(one.Kind), Message: f.String()})
 			}
 		}

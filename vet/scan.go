@@ -29,7 +29,7 @@ func (c *checker) scan(fn *function, found func(finding)) {
 			return !c.free[n]
 		case *ast.GoStmt:
 			if fn.isRoot && c.mentionsTransaction(n) {
-				emit(n.Pos(), kindTx, -1, "gives the transaction to a goroutine, which may outlive it")
+				emit(n.Pos(), kindTx, always, "gives the transaction to a goroutine, which may outlive it")
 			}
 		case *ast.CallExpr:
 			c.scanCall(fn, n, found, emit)
@@ -104,7 +104,7 @@ func (c *checker) scanCall(fn *function, call *ast.CallExpr, found func(finding)
 		return
 	}
 	if away(callee) {
-		emit(call.Pos(), kindHTTP, -1, "calls "+name(callee))
+		emit(call.Pos(), kindHTTP, always, "calls "+name(callee))
 		return
 	}
 	if selector, is := ast.Unparen(call.Fun).(*ast.SelectorExpr); is && receiver(callee) != nil {
@@ -116,25 +116,43 @@ func (c *checker) scanCall(fn *function, call *ast.CallExpr, found func(finding)
 		return
 	}
 	for _, one := range e.Always {
-		c.emit(found, finding{pos: call.Pos(), effect: one, via: callee.Name(), param: -1})
+		c.emit(found, finding{pos: call.Pos(), effect: one, via: callee.Name(), param: always})
 	}
 	for _, p := range e.Params {
-		if p.Index >= len(call.Args) {
+		given := c.given(call, p.Index)
+		if given == nil {
 			continue
 		}
-		f := finding{pos: call.Pos(), effect: p.Effect, via: callee.Name(), param: -1}
-		origin, param := c.classify(fn, call.Args[p.Index])
+		f := finding{pos: call.Pos(), effect: p.Effect, via: callee.Name(), param: always}
+		origin, param := c.classify(fn, given)
+		if origin == unknown && p.Effect.Kind == kindPool {
+			origin, param = c.madeBefore(fn, given)
+		}
 		switch {
 		case origin == ofParam:
 			f.param = param
-			if p.Effect.Kind == kindTx && fn.isRoot && handleOf(c.TypesInfo.TypeOf(call.Args[p.Index])) == txHandle {
-				f.param = -1
+			if p.Effect.Kind == kindTx && fn.isRoot && handleOf(c.TypesInfo.TypeOf(given)) == txHandle {
+				f.param = always
 			}
 		case p.Effect.Kind == kindTx && (!fn.isRoot || origin != ofFunction), p.Effect.Kind == kindPool && origin != past:
 			continue
 		}
 		c.emit(found, f)
 	}
+}
+
+// given is the argument of that index, or what a method is called on.
+func (c *checker) given(call *ast.CallExpr, index int) ast.Expr {
+	if index == ofReceiver {
+		if selector, is := ast.Unparen(call.Fun).(*ast.SelectorExpr); is {
+			return selector.X
+		}
+		return nil
+	}
+	if index >= len(call.Args) {
+		return nil
+	}
+	return call.Args[index]
 }
 
 // name is a function's, short: (*pgxpool.Pool).Exec.
@@ -149,7 +167,7 @@ func name(fn *types.Func) string {
 var endsTransaction = regexp.MustCompile(`(?i)^\s*(commit|end|abort|begin|start\s+transaction|prepare\s+transaction|rollback(\s+(work|transaction))?\s*(;|$|and\b))`)
 
 func (c *checker) scanMethod(fn *function, call *ast.CallExpr, on ast.Expr, callee *types.Func, emit func(token.Pos, kind, int, string)) {
-	asked := slices.Contains(statements, callee.Name())
+	asked := slices.Contains(statements, callee.Name()) && (handleOf(receiver(callee)) != noHandle || sends(callee))
 	origin, param := c.classify(fn, on)
 	if origin == unknown && handleOf(receiver(callee)) == pastHandle {
 		origin = past // a struct that embeds one
@@ -159,22 +177,31 @@ func (c *checker) scanMethod(fn *function, call *ast.CallExpr, on ast.Expr, call
 		switch {
 		case !asked || callee.Name() == "Conn" && handleOf(receiver(callee)) != pastHandle:
 		case origin == past:
-			emit(call.Pos(), kindPool, -1, "calls "+name(callee))
+			emit(call.Pos(), kindPool, always, "calls "+name(callee))
 		case origin == ofParam:
 			emit(call.Pos(), kindPool, param, "calls "+name(callee))
 		}
 	case txHandle:
 		switch ending := callee.Name() == "Commit" || callee.Name() == "Rollback"; {
 		case fn.literal != nil && origin == captured:
-			emit(call.Pos(), kindTx, -1, "uses a transaction from around it")
+			emit(call.Pos(), kindTx, always, "uses a transaction from around it")
 		case !ending && !c.endsBySQL(call):
 		case origin == ofParam && !fn.isRoot:
 			emit(call.Pos(), kindTx, param, "ends the transaction")
 		case origin == ofParam, origin == ofFunction:
-			emit(call.Pos(), kindTx, -1, "ends the transaction")
+			emit(call.Pos(), kindTx, always, "ends the transaction")
 		}
 	case noHandle:
-		if asked && origin == ofParam && types.IsInterface(receiver(callee)) {
+		if !asked || !types.IsInterface(receiver(callee)) {
+			return
+		}
+		if origin == unknown {
+			origin, param = c.madeBefore(fn, on)
+		}
+		switch origin {
+		case past:
+			emit(call.Pos(), kindPool, always, "calls "+name(callee)+" of what was there before the transaction")
+		case ofParam:
 			emit(call.Pos(), kindPool, param, "calls its "+callee.Name())
 		}
 	}
@@ -197,7 +224,7 @@ func (c *checker) scanArguments(fn *function, call *ast.CallExpr, callee *types.
 		}
 		switch origin, param := c.classify(fn, call.Args[i]); origin {
 		case past:
-			emit(call.Pos(), kindPool, -1, "gives a pool or a connection to "+name(callee))
+			emit(call.Pos(), kindPool, always, "gives a pool or a connection to "+name(callee))
 		case ofParam:
 			if callee.Pkg() != c.Pkg && handleOf(c.TypesInfo.TypeOf(call.Args[i])) != txHandle && strings.HasPrefix(callee.Pkg().Path(), pgxPath) {
 				emit(call.Pos(), kindPool, param, "gives it to "+name(callee))

@@ -22,6 +22,8 @@ type service struct {
 	store  *store.Store
 	client http.Client
 	stock  stockClient
+	q      *store.Queries
+	dbtx   store.DBTX
 }
 
 type embedding struct{ *pgxpool.Pool }
@@ -65,6 +67,44 @@ func (s *service) pools(ctx context.Context, pool *pgxpool.Pool, e embedding) {
 		return 0, nil
 	})
 }
+
+var global *store.Queries
+
+// What was made with a pool, or with who knows what, before the function began.
+func (s *service) queries(ctx context.Context, q *store.Queries, outer pgx.Tx) {
+	_, _ = txn.WithIdempotency(ctx, s.runner, req, func(ctx context.Context, tx pgx.Tx) (int, error) {
+		_ = s.q.Insert(ctx)                 // want `calls Insert, which calls its Exec \(store.go:\d+\)`
+		_ = s.q.Twice(ctx)                  // want `calls Twice, which calls its Exec`
+		_ = q.Insert(ctx)                   // want `calls Insert`
+		_ = global.Insert(ctx)              // want `calls Insert`
+		_ = s.byField(ctx)                  // want `calls byField, which calls its Exec`
+		_ = byQueries(ctx, s.q)             // want `calls byQueries, which calls its Exec`
+		_, _ = s.dbtx.Exec(ctx, `SELECT 1`) // want `calls \(store.DBTX\).Exec of what was there before the transaction`
+		_ = store.Save(ctx, s.dbtx)         // want `calls Save, which calls its Exec`
+		again := s.q
+		_ = again.Insert(ctx) // want `calls Insert`
+		_ = s.q.WithTx(tx).Insert(ctx)
+		mine := s.q.WithTx(tx)
+		_ = mine.Twice(ctx)
+		_ = byQueries(ctx, store.New(tx))
+		unit := service{q: mine}
+		_ = unit.q.Insert(ctx)
+		return 0, nil
+	})
+	before := q.WithTx(outer)
+	_, _ = txn.WithIdempotencyTx(ctx, s.runner, outer, req, func(ctx context.Context, tx pgx.Tx) (int, error) {
+		return 0, before.Insert(ctx) // it may be of the caller's transaction
+	})
+	_, _ = txn.WithIdempotency(ctx, s.runner, req, s.place)
+}
+
+func (s *service) place(ctx context.Context, tx pgx.Tx) (int, error) { // want place:"1 effects"
+	return 0, s.q.Insert(ctx) // want `calls Insert`
+}
+
+func (s *service) byField(ctx context.Context) error { return s.q.Insert(ctx) } // want byField:"1 effects"
+
+func byQueries(ctx context.Context, q *store.Queries) error { return q.Insert(ctx) } // want byQueries:"1 effects"
 
 func (s *service) local(ctx context.Context) error { // want local:"1 effects"
 	_, err := s.pool.Exec(ctx, `SELECT 1`)

@@ -28,9 +28,16 @@ type Queries struct{ db DBTX }
 
 func New(db DBTX) *Queries { return &Queries{db} }
 
-func (q *Queries) Insert(ctx context.Context) error {
+func (q *Queries) Insert(ctx context.Context) error { // want Insert:"1 effects"
 	_, err := q.db.Exec(ctx, `INSERT INTO orders DEFAULT VALUES`)
 	return err
+}
+
+func (q *Queries) WithTx(tx pgx.Tx) *Queries { return New(tx) }
+
+// Twice goes by another method.
+func (q *Queries) Twice(ctx context.Context) error { // want Twice:"1 effects"
+	return q.Insert(ctx)
 }
 
 // Save asks what it is given.
