@@ -21,7 +21,7 @@ func TestTracer_NoFalseReports(t *testing.T) {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			s, another, seen := newTracedShop(t, true, 8)
-			inner := &shop{pool: s.pool, runner: newRunner(t, s.pool, func(c *txn.Config) { c.OnEvent = seen.onEvent })}
+			inner := &shop{pool: s.pool, runner: newRunner(t, s.pool, seen.config)}
 			kept, now, unrelated := make(chan context.Context, 1), make(chan struct{}), make(chan error, 1)
 			go func() {
 				<-now
@@ -94,7 +94,7 @@ func TestTracer_NoFalseReports(t *testing.T) {
 func TestTracer_ReportsInEveryKindOfFunction(t *testing.T) {
 	t.Parallel()
 	s, another, seen := newTracedShop(t, false, 8)
-	inner := &shop{pool: s.pool, runner: newRunner(t, s.pool, func(c *txn.Config) { c.OnEvent = seen.onEvent })}
+	inner := &shop{pool: s.pool, runner: newRunner(t, s.pool, seen.config)}
 	outside := func(ctx context.Context) (int, error) {
 		_, err := another.Exec(ctx, outsideInsert, "outside")
 		return 0, err

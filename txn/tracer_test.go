@@ -42,6 +42,10 @@ func (s *sightings) onEvent(_ context.Context, e idempotency.Event) {
 	}
 }
 
+// config tells the sightings. A call inside a function has a transaction of its own, and must not be in conflict with that around
+// it: the isolation level is the tests' choice.
+func (s *sightings) config(c *txn.Config) { c.OnEvent, c.Isolation = s.onEvent, pgx.ReadCommitted }
+
 func (s *sightings) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -65,7 +69,7 @@ func newTracedShop(t testing.TB, refuse bool, conns int32) (s *shop, another *pg
 	s = newShopWith(t, func(c *pgxpool.Config) {
 		c.MaxConns = conns
 		tracer.AddTo(c.ConnConfig)
-	}, func(c *txn.Config) { c.OnEvent = seen.onEvent })
+	}, seen.config)
 	config := s.pool.Config().Copy()
 	config.MaxConns, config.BeforeConnect, config.ConnConfig.Tracer = 4, nil, nil
 	tracer.AddTo(config.ConnConfig)

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -18,15 +19,15 @@ import (
 func build(t *testing.T) string {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), "pgoncevet")
-	out, err := command(t, ".", "go", "build", "-o", binary, "./cmd/pgoncevet").CombinedOutput()
+	out, err := command(t, ".", "", "go", "build", "-o", binary, "./cmd/pgoncevet").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return binary
 }
 
-func command(t *testing.T, dir, name string, args ...string) *exec.Cmd {
+func command(t *testing.T, dir, flags, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), name, args...)
-	cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOWORK=off")
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOWORK=off", "GOFLAGS="+flags)
 	return cmd
 }
 
@@ -47,11 +48,25 @@ func run(t *testing.T, cmd *exec.Cmd) (places, texts []string) {
 	return places, texts
 }
 
+// service is testdata's, as a module of its own with the real packages in the versions that the repository has.
+func service(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	require.NoError(t, os.CopyFS(dir, os.DirFS("testdata/service")))
+	root, err := filepath.Abs("..")
+	require.NoError(t, err)
+	sums, err := os.ReadFile("../go.sum")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "go.sum"), sums, 0o600))
+	mod := "module example.com/service\n\ngo 1.26.0\n\nrequire github.com/pgonce/pgonce v0.0.0\n\nreplace github.com/pgonce/pgonce => " + strconv.Quote(root) + "\n"
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "go.mod"), []byte(mod), 0o600))
+	return dir
+}
+
 // A small service with the real packages, the way people run it.
 func TestCommand_FindsInARealService(t *testing.T) {
 	t.Parallel()
-	binary := build(t)
-	const dir = "testdata/service"
+	binary, dir := build(t), service(t)
 	source, err := os.ReadFile(filepath.Join(dir, "service.go"))
 	require.NoError(t, err)
 	var want []string
@@ -62,8 +77,8 @@ func TestCommand_FindsInARealService(t *testing.T) {
 	}
 	require.Len(t, want, 6)
 	for name, cmd := range map[string]*exec.Cmd{
-		"go vet":    command(t, dir, "go", "vet", "-vettool="+binary, "./..."),
-		"by itself": command(t, dir, binary, "./..."),
+		"go vet":    command(t, dir, "-mod=mod", "go", "vet", "-vettool="+binary, "./..."),
+		"by itself": command(t, dir, "-mod=mod", binary, "./..."),
 	} {
 		places, texts := run(t, cmd)
 		for i := range places {
@@ -83,7 +98,7 @@ func TestCommand_FindsNothingInTheRepository(t *testing.T) {
 		"../idempotencygrpc": {"./..."},
 		"../cmd/pgonce":      {"./..."},
 	} {
-		places, texts := run(t, command(t, dir, "go", append([]string{"vet", "-vettool=" + binary}, packages...)...))
+		places, texts := run(t, command(t, dir, "", "go", append([]string{"vet", "-vettool=" + binary}, packages...)...))
 		for i, place := range places {
 			file, _, _ := strings.Cut(filepath.Base(place), ":")
 			misuse := strings.HasSuffix(file, "_test.go") && !strings.HasPrefix(file, "example") && !strings.Contains(filepath.ToSlash(place), "cmd/demo")
