@@ -4,7 +4,7 @@
 //
 // It looks at the functions given to txn.WithIdempotency, WithIdempotencyTx, WithIdempotencyMany and, as the second one,
 // WithLease; at handlers of idempotencymsg, at what is given to idempotencyhttp.OnCommit and wrapped by Middleware.Operation
-// and OperationOf, and at the Commit of an idempotency.Resolver. It follows calls of functions and methods, also into other
+// and OperationOf, at the Commit of an idempotency.Resolver, and at what takes its transaction by txn.FromContext. It follows calls of functions and methods, also into other
 // packages. It does not follow calls through interfaces and function values: a txn.Tracer sees those when they happen.
 //
 // A comment with a reason, in the line or in the one above, accepts a finding:

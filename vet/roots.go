@@ -41,13 +41,34 @@ func (c *checker) findRoots() {
 					}
 				}
 			case *ast.FuncDecl:
-				if obj, is := c.TypesInfo.Defs[n.Name].(*types.Func); is && resolverCommit(obj) {
+				if obj, is := c.TypesInfo.Defs[n.Name].(*types.Func); is && n.Body != nil && (resolverCommit(obj) || c.takesFromContext(n.Body)) {
 					c.rootDecl(obj)
+				}
+			case *ast.FuncLit:
+				if c.takesFromContext(n.Body) {
+					c.rootLiteral(n)
 				}
 			}
 			return true
 		})
 	}
+}
+
+// takesFromContext reports whether a function itself takes its transaction from its context: a handler, of whatever calls it. To
+// ask only whether there is one is no such thing.
+func (c *checker) takesFromContext(body *ast.BlockStmt) (found bool) {
+	ast.Inspect(body, func(n ast.Node) bool {
+		if assign, is := n.(*ast.AssignStmt); is && len(assign.Rhs) == 1 {
+			if call, is := assign.Rhs[0].(*ast.CallExpr); is {
+				fn := c.callee(call)
+				to, is := assign.Lhs[0].(*ast.Ident)
+				found = found || fn != nil && named(fn, txnPath, "FromContext") && is && to.Name != "_"
+			}
+		}
+		_, literal := n.(*ast.FuncLit)
+		return !found && !literal
+	})
+	return found
 }
 
 func (c *checker) rootsOfCall(call *ast.CallExpr) {

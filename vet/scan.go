@@ -60,7 +60,7 @@ func (c *checker) elsewhere(fn *function) (spans []span) {
 			case asked && branch.Else != nil:
 				spans = append(spans, span{branch.Else.Pos(), branch.Else.End()})
 			case asked && len(branch.Body.List) > 0:
-				if _, returns := branch.Body.List[len(branch.Body.List)-1].(*ast.ReturnStmt); returns {
+				if leaves(branch.Body.List[len(branch.Body.List)-1]) {
 					spans = append(spans, span{branch.End(), block.End()})
 				}
 			}
@@ -68,6 +68,20 @@ func (c *checker) elsewhere(fn *function) (spans []span) {
 		return true
 	})
 	return spans
+}
+
+// leaves reports whether a statement is the last of its function.
+func leaves(stmt ast.Stmt) bool {
+	if expr, is := stmt.(*ast.ExprStmt); is {
+		call, is := expr.X.(*ast.CallExpr)
+		if !is {
+			return false
+		}
+		id, is := call.Fun.(*ast.Ident)
+		return is && id.Name == "panic"
+	}
+	_, returns := stmt.(*ast.ReturnStmt)
+	return returns
 }
 
 // asksForTransaction reports whether a condition is the second result of txn.FromContext.
@@ -219,6 +233,12 @@ func (c *checker) endsBySQL(call *ast.CallExpr) bool {
 func (c *checker) scanArguments(fn *function, call *ast.CallExpr, callee *types.Func, emit func(token.Pos, kind, int, string)) {
 	params := callee.Signature().Params()
 	for i := range min(params.Len(), len(call.Args)) {
+		if handleOf(c.TypesInfo.TypeOf(call.Args[i])) == txHandle && fn.literal != nil {
+			if origin, _ := c.classify(fn, call.Args[i]); origin == captured {
+				emit(call.Pos(), kindTx, always, "gives "+name(callee)+" a transaction from around it")
+			}
+			continue
+		}
 		if callee.Signature().Variadic() && i == params.Len()-1 || !asks(params.At(i).Type()) || handleOf(params.At(i).Type()) == txHandle {
 			continue
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/pgonce/pgonce/idempotency"
 	"github.com/pgonce/pgonce/idempotencyhttp"
 	"github.com/pgonce/pgonce/idempotencymsg"
+	"github.com/pgonce/pgonce/txn"
 )
 
 var pool *pgxpool.Pool
@@ -69,4 +70,25 @@ type resolver struct{}
 
 func (resolver) Commit(ctx context.Context, tx pgx.Tx, r idempotency.Record, found idempotency.Resolution) error { // want Commit:"1 effects"
 	return ask(ctx) // want `calls ask`
+}
+
+// A handler of whatever: it takes its transaction from the context.
+func unary(ctx context.Context, sku string) error { // want unary:"1 effects"
+	tx, _ := txn.FromContext(ctx)
+	if err := ask(ctx); err != nil { // want `calls ask`
+		return err
+	}
+	_, err := tx.Exec(ctx, `SELECT 1`)
+	return err
+}
+
+func register() func(context.Context) error {
+	return func(ctx context.Context) error {
+		tx, ok := txn.FromContext(ctx)
+		if !ok {
+			return ask(ctx)
+		}
+		_ = ask(ctx)          // want `calls ask`
+		return tx.Commit(ctx) // want `ends the transaction`
+	}
 }

@@ -160,6 +160,7 @@ func (s *service) transactions(ctx context.Context, before pgx.Tx) { // want tra
 	_, _ = txn.WithIdempotencyTx(ctx, s.runner, begun, req, func(ctx context.Context, tx pgx.Tx) (int, error) {
 		_, _ = begun.Exec(ctx, `SELECT 1`)  // want `uses a transaction from around it: it is the runner's to end`
 		_, _ = before.Exec(ctx, `SELECT 1`) // want `uses a transaction from around it`
+		_ = store.Save(ctx, begun)          // want `gives store.Save a transaction from around it`
 		defer tx.Rollback(ctx)              // want `the function ends the transaction: it is the runner's to end, by what the function returns`
 		_, _ = tx.Exec(ctx, "COMMIT")       // want `ends the transaction`
 		_, _ = tx.Exec(ctx, "rollback to savepoint mine")

@@ -80,3 +80,17 @@ func (s *service) neither(ctx context.Context) error {
 	}
 	return store.Save(ctx, tx)
 }
+
+// outsideOnly refuses to be called inside, and then does as it likes.
+func (s *service) outsideOnly(ctx context.Context) error {
+	if _, inside := txn.FromContext(ctx); inside {
+		panic("call it before")
+	}
+	return store.Save(ctx, s.pool)
+}
+
+func (s *service) checks(ctx context.Context, r *service) error { // want checks:"1 effects"
+	_, inside := txn.FromContext(ctx)
+	_ = inside
+	return store.Save(ctx, s.pool)
+}
