@@ -77,6 +77,8 @@ lint: bin/golangci-lint bin/gofumpt ## format and linters, on all modules
 	@stale=$$(bin/gofumpt -l .); if [ -n "$$stale" ]; then echo "not formatted (bin/gofumpt -w .):"; echo "$$stale"; exit 1; fi
 	go vet work
 	@for dir in $(modules); do echo "golangci-lint: $$dir"; (cd $$dir && $(CURDIR)/bin/golangci-lint run ./...); done
+	@cd vet && go build -o $(CURDIR)/bin/pgoncevet ./cmd/pgoncevet
+	@for dir in $(modules); do echo "pgoncevet: $$dir"; (cd $$dir && $(CURDIR)/bin/pgoncevet -test=false ./...); done
 
 .PHONY: generate
 generate: bin/sqlc ## write internal/dbsqlc, db/install.sql and db/schema.sql anew
@@ -94,8 +96,8 @@ verify: bin/sqlc bin/golangci-lint ## fail on stale generated files, untidy modu
 	go run ./internal/pgtest/withpg PGONCE_SQLC_URL bin/sqlc vet
 	@for dir in $(modules); do echo "go mod tidy: $$dir"; (cd $$dir && GOWORK=off go mod tidy -diff); done
 	@for dir in $(modules); do echo "imports: $$dir"; (cd $$dir && $(CURDIR)/bin/golangci-lint run --enable-only depguard ./...); done
-	@echo "requirements of txn"; deps=$$(go list -deps ./txn); \
-	if grep -E '$(txn_without)' <<<"$$deps"; then echo "./txn must not need the packages above"; exit 1; fi
+	@echo "requirements of txn and txnsql"; deps=$$(go list -deps ./txn ./txnsql); \
+	if grep -E '$(txn_without)' <<<"$$deps"; then echo "./txn and ./txnsql must not need the packages above"; exit 1; fi
 	@echo "session locks"; \
 	if grep -rnE '$(session_lock)' --include='*.go' --include='*.sql' --exclude='*_test.go' .; then \
 		echo "these locks outlive the transaction and do not work through a pooler: use pg_advisory_xact_lock"; exit 1; fi

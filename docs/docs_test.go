@@ -196,6 +196,16 @@ func TestMessages_GoCodeIsTheExample(t *testing.T) {
 	}
 }
 
+func TestDatabaseSQL_GoCodeIsTheExamples(t *testing.T) {
+	t.Parallel()
+	tests := read(t, "txnsql/example_test.go") + read(t, "txnsql/orms/gorm_test.go") + read(t, "txnsql/orms/sqlx_test.go") + read(t, "txnsql/orms/ent_test.go")
+	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(read(t, "docs/database_sql.md"), -1)
+	require.Len(t, blocks, 4)
+	for _, block := range blocks {
+		require.True(t, strings.Contains(tests, block[1]), "not in a test: %s", block[1])
+	}
+}
+
 func TestLeases_FenceIsUsedAsInItsTest(t *testing.T) {
 	t.Parallel()
 	_, section, found := strings.Cut(read(t, "docs/leases.md"), "\n## Writes outside the transaction\n")

@@ -130,6 +130,17 @@ type PolicyChanged struct {
 	Removed bool
 }
 
+// OutsideTransaction says that a function has asked something of another connection than its transaction's: a txn.Tracer saw it.
+// Call is "acquire" (a connection of a pool), "query" (also Exec), "batch", "copy" or "prepare". SQL is the statement's text as
+// the program gave it, never its arguments; empty for "acquire". Caller is the place in the program, as file:line.
+type OutsideTransaction struct {
+	Key     Key
+	Call    string
+	SQL     string
+	Caller  string
+	Refused bool
+}
+
 func (Executed) event()       {}
 func (Replayed) event()       {}
 func (Refused) event()        {}
@@ -145,3 +156,5 @@ func (FrontMismatch) event()  {}
 func (Bypassed) event()       {}
 func (PolicyIgnored) event()  {}
 func (PolicyChanged) event()  {}
+
+func (OutsideTransaction) event() {}

@@ -8,16 +8,16 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgonce/pgonce/idempotency"
 	"github.com/pgonce/pgonce/internal/failpoint"
+	"github.com/pgonce/pgonce/internal/pgsource"
 )
 
 // attempt is one transaction: acquire, run, complete, commit.
 type attempt struct {
 	call     *call
-	pooled   *pgxpool.Conn
+	pooled   pgsource.Lent
 	guard    *guard
 	acquired idempotency.Acquisition
 	bypass   *idempotency.Bypass // nil: the outcome is recorded

@@ -35,6 +35,7 @@ type Joined[T any] struct {
 // A fn that ends the caller's transaction by SQL of its own gets ErrTransactionEnded: that is recorded at once, and the
 // caller's connection is closed.
 func WithIdempotencyTx[T any](ctx context.Context, r *Runner, tx pgx.Tx, req idempotency.Request, fn func(context.Context, pgx.Tx) (T, error)) (*Joined[T], error) {
+	ctx = ownWork(ctx)
 	op, err := r.check(ctx, tx, req)
 	if err != nil {
 		return nil, err
@@ -222,6 +223,7 @@ func (a *attempt) lastError(tx pgx.Tx) error {
 // not there and cannot come any more, the caller's transaction was rolled back. ErrOutcomeUnknown: it is not there, and
 // some transaction still holds the key, maybe the caller's own COMMIT on its way. Call it after the commit.
 func (j *Joined[T]) AfterCommit(ctx context.Context) error {
+	ctx = ownWork(ctx)
 	c := j.call
 	record, err := c.afterCommit(ctx)
 	if err != nil {

@@ -52,6 +52,7 @@ func WithIdempotencyMany[T any](ctx context.Context, r *Runner, reqs []idempoten
 	if err := nested(ctx, r, r.pool, idempotency.Key{}); err != nil {
 		return nil, err
 	}
+	ctx = ownWork(ctx)
 	b := &batch{runner: r, first: map[idempotency.Key]*member{}}
 	for i, req := range reqs {
 		op, err := r.declared(req)

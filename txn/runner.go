@@ -10,11 +10,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/internal/pgsource"
 )
 
 // Runner runs functions once per key. It is safe for concurrent use; make one per pool and process.
 type Runner struct {
-	pool       *pgxpool.Pool
+	pool       pgsource.Source
 	store      *idempotency.Store
 	config     Config
 	operations map[string]*operation
@@ -41,6 +42,11 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Runner, error) {
 	if pool == nil {
 		return nil, &idempotency.ConfigError{Field: "pool", Rule: "must not be nil"}
 	}
+	return NewOn(pgsource.Pool{Pool: pool}, cfg)
+}
+
+// NewOn is New for package txnsql, whose connections are a sql.DB's. Programs use New, or txnsql.New.
+func NewOn(pool pgsource.Source, cfg *Config) (*Runner, error) {
 	config := cfg.withDefaults()
 	if err := config.validate(); err != nil {
 		return nil, err
@@ -96,6 +102,7 @@ func (r *Runner) Close() {
 // Check asks PostgreSQL whether the runner can work: for a program's start and its readiness. The errors are
 // idempotency.ErrSchema, ErrReadOnly (a standby), or the connection's.
 func (r *Runner) Check(ctx context.Context) error {
+	ctx = ownWork(ctx)
 	err := r.store.Check(ctx, r.pool)
 	if err == nil && r.fronts.configured() {
 		_, _, err = r.store.Epoch(ctx, r.pool) // without it the fronts are never asked

@@ -35,6 +35,7 @@ func WithIdempotency[T any](ctx context.Context, r *Runner, req idempotency.Requ
 	if r.within != nil {
 		return callWithin(ctx, r, req, fn)
 	}
+	ctx = ownWork(ctx)
 	op, err := r.check(ctx, r.pool, req)
 	if err != nil {
 		return Result[T]{}, err

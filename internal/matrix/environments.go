@@ -55,11 +55,12 @@ var restarting = func() (all []exclusion) {
 const core = "^(TestCase_[DPRS]|TestCommit_|TestJoined_|TestWait_|TestOneEffectPerKey_ManyGoroutines)"
 
 // The pooler rows come first: they are the ones most likely to find something. Choices that do not touch one another share
-// a row, so that eleven rows cover them all; the usual environment itself is `make test`.
+// a row, so that a dozen rows cover them all; the usual environment itself is `make test`.
 var environments = []environment{
 	{name: "pooler-exec", pkg: "./txn", tags: "pooler", env: "pooler=pgbouncer mode=exec", notRun: behindPooler},
 	{name: "pooler-describe", pkg: "./txn", tags: "pooler", env: "pooler=pgbouncer mode=cache_describe conns=2", notRun: behindPooler},
 	{name: "pooler-migrations", pkg: "./db", tags: "pooler", only: "^TestCase_D0[123]_"},
+	{name: "pooler-database-sql", pkg: "./txnsql", tags: "pooler", only: "^TestConformance_BehindAPooler"},
 	{name: "pooler-faults", pkg: "./internal/faultsuite", env: "pooler=pgbouncer mode=exec", notRun: append([]exclusion{
 		{"TestFault_LostCommitIsResolved/.*cache_statement", "named statements need a session"},
 	}, restarting...)},

@@ -1,0 +1,144 @@
+package txnsql
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgonce/pgonce/txn"
+)
+
+// handed is the sql.Tx that one function has got. As a driver.Tx it ends nothing.
+type handed struct {
+	tx    *sql.Tx
+	inner pgx.Tx // the same transaction, as txn has given it out
+	conn  *conn
+	outer *handed
+
+	ending     atomic.Bool // the function has returned
+	rolledBack atomic.Bool // the function has called Rollback
+}
+
+type handKey struct{}
+
+var _ driver.Tx = (*handed)(nil)
+
+// Commit is the runner's.
+func (*handed) Commit() error { return txn.ErrRunnerOwnsTransaction }
+
+// Rollback is the runner's too. But what its caller has rolled back must not be committed, whatever the function returns: the
+// transaction is spoilt.
+func (h *handed) Rollback() error {
+	if h.ending.Load() {
+		return nil
+	}
+	h.rolledBack.Store(true)
+	h.conn.spoil()
+	return txn.ErrRunnerOwnsTransaction
+}
+
+const (
+	spoilSQL     = `DO $$BEGIN RAISE EXCEPTION 'the function called Rollback of its sql.Tx: return an error instead'; END$$`
+	spoilTimeout = 5 * time.Second
+)
+
+// spoil aborts the transaction by an error.
+func (c *conn) spoil() {
+	pc := c.Conn.Conn()
+	if pc.IsClosed() || pc.PgConn().TxStatus() != 'T' {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), spoilTimeout)
+	defer cancel()
+	if err := pc.PgConn().Exec(ctx, spoilSQL).Close(); err == nil || pc.PgConn().TxStatus() == 'T' {
+		_ = pc.Close(ctx) // nothing but the end of the session is left
+	}
+}
+
+// errRolledBack is the end of a function that returns nil after a Rollback.
+var errRolledBack = errors.Join(errors.New("txnsql: the function called Rollback of its sql.Tx and returned nil"), txn.ErrRunnerOwnsTransaction)
+
+// FromContext returns the transaction that runs around ctx: the one handed to the function whose context it is. It works in the
+// functions and handlers of every edge whose runner is Runner.Runner. txn.FromContext returns the same transaction as a pgx.Tx,
+// for what database/sql does not have, such as CopyFrom.
+func FromContext(ctx context.Context) (*sql.Tx, bool) {
+	h := handedIn(ctx)
+	if h == nil {
+		return nil, false
+	}
+	return h.tx, true
+}
+
+func handedIn(ctx context.Context) *handed {
+	inner, running := txn.FromContext(ctx)
+	if !running {
+		return nil
+	}
+	pc := inner.Conn()
+	if pc == nil {
+		return nil // has just ended
+	}
+	c, ours := pc.PgConn().CustomData()[connKey].(*conn)
+	if !ours {
+		return nil // the runner is one of a pgxpool.Pool
+	}
+	return c.hand(ctx, inner)
+}
+
+// hand returns the function's sql.Tx, and makes it when it is asked for first; nil: the connection is no runner's, or the
+// function has returned.
+func (c *conn) hand(ctx context.Context, inner pgx.Tx) *handed {
+	c.hands.Lock()
+	defer c.hands.Unlock()
+	for h := c.last; h != nil; h = h.outer {
+		if h.inner == inner {
+			return h
+		}
+	}
+	until, ends := inner.(interface{ AtEnd(func()) bool })
+	if c.on == nil || !ends {
+		return nil
+	}
+	h := &handed{inner: inner, conn: c}
+	var err error
+	// Not the caller's context: at its end database/sql would end the sql.Tx behind the function's back. Its statements obey it.
+	if h.tx, err = c.on.BeginTx(context.WithValue(context.WithoutCancel(ctx), handKey{}, h), nil); err != nil {
+		return nil
+	}
+	c.push(h)
+	if !until.AtEnd(h.end) {
+		c.remove(h)
+		h.close()
+		return nil
+	}
+	return h
+}
+
+// end takes the sql.Tx away from the function. It closes rows that were left open, and waits for a statement that runs.
+func (h *handed) end() {
+	h.close()
+	h.conn.hands.Lock()
+	h.conn.remove(h)
+	h.conn.hands.Unlock()
+}
+
+func (h *handed) close() {
+	h.ending.Store(true)
+	_ = h.tx.Rollback() // sends nothing; sql.ErrTxDone if the function was faster
+}
+
+func (c *conn) push(h *handed) { h.outer, c.last = c.last, h }
+
+func (c *conn) remove(h *handed) {
+	for at := &c.last; *at != nil; at = &(*at).outer {
+		if *at == h {
+			*at = h.outer
+			return
+		}
+	}
+}
