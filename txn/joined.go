@@ -60,7 +60,12 @@ func (c *call) join(ctx context.Context, tx pgx.Tx) step {
 		return failed(err)
 	}
 	acquired.RequireIssued = c.op.RequireIssued
-	switch v := acquired.Verdict(c.req.Fingerprint); v {
+	a := &attempt{call: c, acquired: acquired}
+	v, err := a.byPolicy(ctx, tx, acquired.Verdict(c.req.Fingerprint))
+	if err != nil {
+		return failed(err)
+	}
+	switch v {
 	case idempotency.VerdictRun:
 	case idempotency.VerdictInProgress:
 		return step{kind: kindBusy, err: c.inProgress()}
@@ -69,9 +74,8 @@ func (c *call) join(ctx context.Context, tx pgx.Tx) step {
 		c.tokens = append(c.tokens, acquired.Record.AttemptToken)
 		return c.settle(v, acquired.Record)
 	default:
-		return c.settle(v, acquired.Record)
+		return c.settle(v, a.acquired.Record)
 	}
-	a := &attempt{call: c, acquired: acquired}
 	done, s := a.runJoined(ctx, tx)
 	if done == nil {
 		return s
@@ -88,6 +92,7 @@ func (c *call) join(ctx context.Context, tx pgx.Tx) step {
 	}
 	failpoint.Hit(failpoint.JoinedComplete)
 	c.tokens, c.inHand = append(c.tokens, done.AttemptToken), done.AttemptToken
+	c.noteBypass(a)
 	return step{out: outcome{record: record, own: true, fresh: true}}
 }
 
@@ -254,7 +259,7 @@ func (c *call) afterCommit(ctx context.Context) (idempotency.Record, error) {
 	switch {
 	case acquired.Verdict(c.req.Fingerprint, c.tokens...) == idempotency.VerdictOwn:
 		return acquired.Record, nil
-	case acquired.Locked:
+	case acquired.Locked && !c.unlocked:
 		return idempotency.Record{}, idempotency.ErrNotRecorded
 	}
 	return idempotency.Record{}, fmt.Errorf("%w: the key is held by a transaction that has not ended", idempotency.ErrOutcomeUnknown)

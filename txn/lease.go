@@ -61,6 +61,7 @@ func WithLease[C, T any](ctx context.Context, r *Runner, req idempotency.Request
 	var called C
 	var value T
 	c := newCall(ctx, r, op, req, &value, func(ctx context.Context, tx pgx.Tx) (T, error) { return commit(ctx, tx, called) })
+	c.enforceLease(ctx)
 	c.foreign = func(ctx context.Context, l *Lease) (err error) {
 		called, err = foreign(ctx, l)
 		return err
