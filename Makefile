@@ -35,12 +35,15 @@ VERSIONS ?= 17 18
 compare_dumps := ^(TestMigrate_UpDownUpIsTheSchemaOfTheRepository|TestInstall_AllWaysLeaveTheSameDatabase)$$
 
 .PHONY: test-versions
-test-versions: ## the tests of everything that talks to PostgreSQL, on each of VERSIONS (17 18)
-	@for version in $(VERSIONS); do \
-		echo "== PostgreSQL $$version"; \
+test-versions: ## the tests of everything that talks to PostgreSQL, on each of VERSIONS (17 18), at the same time
+	@logs=$$(mktemp -d); trap 'rm -rf $$logs' EXIT; running=(); failed=0; \
+	for version in $(VERSIONS); do \
 		PGONCE_STACK=npm PGONCE_POSTGRES_VERSION=$$version go test -timeout $(TIMEOUT) -count=1 $(TESTFLAGS) \
-			-skip '$(compare_dumps)' ./db ./idempotency ./txn ./internal/faultsuite; \
-	done
+			-skip '$(compare_dumps)' ./db ./idempotency ./txn ./txnsql ./internal/faultsuite >$$logs/$$version 2>&1 & running+=($$!); \
+	done; \
+	for one in $${running[@]}; do wait $$one || failed=1; done; \
+	for version in $(VERSIONS); do echo "== PostgreSQL $$version"; cat $$logs/$$version; done; \
+	exit $$failed
 
 .PHONY: test-docker
 test-docker: ## the Docker provider, on a real engine (PGONCE_POSTGRES_IMAGE, PGONCE_REDIS_IMAGE)
