@@ -54,4 +54,5 @@ func (k *keyFlags) one(ctx context.Context, pool *pgxpool.Pool, s *idempotency.S
 	return lines[0].Key, nil
 }
 
-var errNoRecord = errors.New("there is no record of this key: it was never used, its operation failed without an outcome, or it was purged")
+var errNoRecord = errors.New("there is no record of this key: it was never used, its operation failed without an outcome, it was purged, " +
+	"or it was executed while a policy was off (pgonce policy bypassed)")

@@ -294,6 +294,11 @@ func (a *app) newPolicyReconcile() *cobra.Command {
 				if a.json {
 					return a.printJSON(map[string]any{"key": key.Value(), "tenant": key.Tenant(), "operation": key.Operation(), "as": resolved, "changed": n})
 				}
+				if n == 0 { // a mistyped key looks the same as one that somebody else has just reconciled
+					a.printf("%s: 0 executions reconciled\n", printable(key.String()))
+					a.notef("nothing of this key waits for it: see pgonce policy bypassed, with --reconciled for what is noted already\n")
+					return nil
+				}
 				a.printf("%s: %d executions reconciled, %s\n", printable(key.String()), n, strings.ToLower(string(resolved)))
 				return nil
 			})

@@ -158,11 +158,18 @@ func TestRehearsal_KillSwitch(t *testing.T) {
 	require.Regexp(t, `k-1 +acme +order\.create +2 .*DONE TWICE`, twice)
 	require.NotContains(t, twice, "k-3")
 
+	get := pgonce(t, s.url, "", "get", "k-3")
+	require.Equal(t, exitRefused, get.code)
+	require.Contains(t, get.err, "executed while a policy was off (pgonce policy bypassed)")
+
 	reconcile := func(value, as string) string {
 		return s.do(t, exitOK, "reconcile", value, "--tenant", "acme", "--operation", "order.create", "--as", as, "--reason", "ticket 4713", "--actor", "ada", "--yes").out
 	}
 	require.Contains(t, reconcile("k-1", "done"), "2 executions reconciled, done")
 	require.Contains(t, reconcile("k-1", "done"), "0 executions reconciled")
+	typo := s.do(t, exitOK, "reconcile", "k-l", "--tenant", "acme", "--operation", "order.create", "--as", "done", "--reason", "ticket 4713", "--yes")
+	require.NotContains(t, typo.out, "done")
+	require.Contains(t, typo.err, "nothing of this key waits for it")
 	require.Contains(t, reconcile("k-2", "rerun"), "2 executions")
 	_, err = s.call(t, "order.create", "k-1", "{}")
 	require.ErrorIs(t, err, idempotency.ErrResultExpired, "done stays done")
