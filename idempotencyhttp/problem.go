@@ -19,7 +19,7 @@ const TypeBase = "urn:pgonce:problem:"
 // Problem is an answer that is no success, as RFC 9457 has it. Type is stable and for programs, Title and Detail are for
 // people and may change. It is an error too: a Tenant or a Fingerprint may return one as the answer.
 type Problem struct { //nolint:errname // an answer first, by the name that RFC 9457 gives it
-	Type   string `json:"type"`
+	Type   string `json:"type,omitempty"` // empty: the status says all
 	Title  string `json:"title"`
 	Status int    `json:"status"`
 	Detail string `json:"detail,omitempty"`
