@@ -77,6 +77,8 @@ lint: bin/golangci-lint bin/gofumpt ## format and linters, on all modules
 	@stale=$$(bin/gofumpt -l .); if [ -n "$$stale" ]; then echo "not formatted (bin/gofumpt -w .):"; echo "$$stale"; exit 1; fi
 	go vet work
 	@for dir in $(modules); do echo "golangci-lint: $$dir"; (cd $$dir && $(CURDIR)/bin/golangci-lint run ./...); done
+	@cd vet && go build -o $(CURDIR)/bin/pgoncevet ./cmd/pgoncevet
+	@for dir in $(modules); do echo "pgoncevet: $$dir"; (cd $$dir && $(CURDIR)/bin/pgoncevet -test=false ./...); done
 
 .PHONY: generate
 generate: bin/sqlc ## write internal/dbsqlc, db/install.sql and db/schema.sql anew

@@ -30,6 +30,8 @@ const (
 
 	DefaultLookback  = 10 * time.Minute
 	DefaultHealLimit = 100_000
+
+	DefaultBypassRetention = 30 * 24 * time.Hour
 )
 
 // Config configures a Compensator. A zero field means its default.
@@ -61,6 +63,9 @@ type Config struct {
 	// OnDrift is told of every difference between a front and PostgreSQL. It must be quick.
 	// Default: none.
 	OnDrift func(context.Context, Drift)
+	// BypassRetention is how long executions without a record are kept that nobody has to reconcile (any more); at least an hour.
+	// Default: 30 days.
+	BypassRetention time.Duration
 	// DryRun counts and changes nothing.
 	// Default: false.
 	DryRun bool
@@ -98,6 +103,9 @@ func (c *Config) withDefaults() Config {
 	if d.HealLimit == 0 {
 		d.HealLimit = DefaultHealLimit
 	}
+	if d.BypassRetention == 0 {
+		d.BypassRetention = DefaultBypassRetention
+	}
 	if d.OnDrift == nil {
 		d.OnDrift = func(context.Context, Drift) {}
 	}
@@ -128,6 +136,8 @@ func (c *Config) validate() error {
 		return invalid("Lookback", "must be at least 1s")
 	case c.HealLimit < 1:
 		return invalid("HealLimit", "must be at least 1")
+	case c.BypassRetention < time.Hour:
+		return invalid("BypassRetention", "must be at least 1h")
 	}
 	return nil
 }
@@ -154,6 +164,7 @@ type Report struct {
 
 	ResultsDropped int64
 	Purged         int64
+	BypassesPurged int64
 
 	Epoch        string
 	EpochChanged bool // since this compensator's pass before
@@ -171,6 +182,7 @@ type Compensator struct {
 	epoch      string        // of the pass before
 	results    batch
 	records    batch
+	bypasses   batch
 	healers    []*healer
 }
 
@@ -198,7 +210,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Compensator, error) {
 		pool: pool, store: idempotency.NewStore(pool.Config().ConnConfig.DefaultQueryExecMode), config: config,
 		operations: operations, running: make(chan struct{}, 1),
 	}
-	c.results, c.records = newBatch(config.Batch), newBatch(config.Batch)
+	c.results, c.records, c.bypasses = newBatch(config.Batch), newBatch(config.Batch), newBatch(config.Batch)
 	c.newHealers()
 	return c, nil
 }

@@ -11,11 +11,14 @@ import (
 // maxDeadlocks bounds what one pass puts up with: PostgreSQL ends one of two, so that each of them means progress.
 const maxDeadlocks = 20
 
-// purge drops results first, since most of the bytes are theirs, and then records.
+// purge drops results first, since most of the bytes are theirs, then records, and what was executed without one.
 func (c *Compensator) purge(ctx context.Context, report *Report) error {
 	if c.config.DryRun {
 		return c.call(ctx, func(ctx context.Context) (err error) {
 			report.ResultsDropped, report.Purged, err = c.store.CountMaintenance(ctx, c.pool)
+			if err == nil {
+				report.BypassesPurged, err = c.store.CountOldBypasses(ctx, c.pool, c.config.BypassRetention)
+			}
 			return err
 		})
 	}
@@ -35,6 +38,9 @@ func (c *Compensator) purge(ctx context.Context, report *Report) error {
 			return c.store.DropResults(ctx, c.pool, n)
 		}),
 		c.repeat(ctx, &c.records, &report.Purged, purge),
+		c.repeat(ctx, &c.bypasses, &report.BypassesPurged, func(ctx context.Context, n int) (int64, bool, error) {
+			return c.store.PurgeBypasses(ctx, c.pool, c.config.BypassRetention, n)
+		}),
 	)
 }
 

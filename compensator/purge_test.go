@@ -122,3 +122,35 @@ func TestCase_W04_ABatchThatIsTooBig(t *testing.T) {
 	require.EqualValues(t, records, report.Purged)
 	require.Zero(t, s.count(t, `SELECT count(*) FROM idempotency.records`))
 }
+
+// What was executed without a record goes after its time, unless somebody has to reconcile it.
+func TestPurge_ExecutionsWithoutARecord(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	s.exec(t, `INSERT INTO idempotency.bypasses (tenant, operation, key, attempt_token, fingerprint, enforcement, would_be, outcome, executor,
+			began_at, bypassed_at, expires_at, resolution, reconciled_at, reconciled_by, reconcile_reason)
+		SELECT 'acme', 'order.create', v.key || '-' || i, decode(lpad(to_hex(i), 32, '0'), 'hex'), idempotency.fingerprint_of('x'), v.enforcement, v.would_be,
+			v.outcome, 'h', v.at, v.at, CASE v.key WHEN 'keep forever' THEN NULL WHEN 'keep done' THEN v.at + interval '32 days' ELSE v.at + interval '72 h' END, v.resolution, CASE WHEN v.resolution <> '' THEN v.at END, CASE WHEN v.resolution <> '' THEN 'ada' END,
+			CASE WHEN v.resolution <> '' THEN 'x' END
+		FROM (VALUES ('old', 'shadow', 'REPLAY', 'SUCCESS', statement_timestamp() - interval '31 days', NULL),
+			('reconciled', 'off', 'RUN', 'SUCCESS', statement_timestamp() - interval '31 days', 'DONE'),
+			('failed', 'off', 'RUN', 'FAILED', statement_timestamp() - interval '31 days', NULL),
+			('keep done', 'off', 'RUN', 'SUCCESS', statement_timestamp() - interval '31 days', 'DONE'),
+			('keep forever', 'off', 'RUN', 'SUCCESS', statement_timestamp() - interval '31 days', 'DONE'),
+			('rerun', 'off', 'RUN', 'SUCCESS', statement_timestamp() - interval '31 days', 'RERUN'),
+			('keep new', 'shadow', 'REPLAY', 'SUCCESS', statement_timestamp() - interval '29 days', NULL),
+			('keep open', 'off', 'RUN', 'SUCCESS', statement_timestamp() - interval '31 days', NULL),
+			('keep beside', 'shadow', 'IN_PROGRESS', 'SUCCESS', statement_timestamp() - interval '31 days', NULL)) AS v(key, enforcement, would_be, outcome, at, resolution),
+			generate_series(1, 50) AS i`)
+	dry, err := s.open(t, func(c *compensator.Config) { c.DryRun = true }).RunOnce(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 200, dry.BypassesPurged)
+	require.Equal(t, 450, s.count(t, `SELECT count(*) FROM idempotency.bypasses`))
+	report, err := s.open(t, func(c *compensator.Config) { c.Batch = 40 }).RunOnce(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 200, report.BypassesPurged)
+	require.Equal(t, 250, s.count(t, `SELECT count(*) FROM idempotency.bypasses WHERE key LIKE 'keep %'`))
+	require.Equal(t, 250, s.count(t, `SELECT count(*) FROM idempotency.bypasses`))
+	_, err = compensator.New(s.pool, &compensator.Config{Operations: s.ops, BypassRetention: time.Minute})
+	require.ErrorContains(t, err, "compensator.Config.BypassRetention must be at least 1h")
+}

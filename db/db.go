@@ -12,7 +12,7 @@ import (
 
 // SchemaVersion is the version of the newest migration in this package: what idempotency.schema_version() answers
 // after Migrate.
-const SchemaVersion = 5
+const SchemaVersion = 6
 
 // VersionTable is goose's list of applied migrations. It is not in the schema idempotency, since goose must write it
 // before the first migration creates that schema.

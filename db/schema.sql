@@ -707,6 +707,55 @@ $$;
 
 COMMENT ON FUNCTION idempotency.lost(tenant text, operation text, key text, fence bigint) IS 'Raises ZP003.';
 
+CREATE FUNCTION idempotency.policy_keep() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    RAISE EXCEPTION '% of idempotency.% is refused: the history of policies is kept', TG_OP, TG_TABLE_NAME
+        USING ERRCODE = 'integrity_constraint_violation', HINT = 'Change policies with INSERT, UPDATE and DELETE of idempotency.policies.';
+END
+$$;
+
+COMMENT ON FUNCTION idempotency.policy_keep() IS 'Trigger of idempotency.policy_changes: refuses what would lose the history.';
+
+CREATE FUNCTION idempotency.policy_log() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    IF TG_OP = 'DELETE' THEN
+        INSERT INTO idempotency.policy_changes (scope, name, old_row, actor, reason)
+        VALUES (OLD.scope, OLD.name, pg_catalog.to_jsonb(OLD), NULLIF(pg_catalog.current_setting('idempotency.actor', true), ''),
+                NULLIF(pg_catalog.current_setting('idempotency.reason', true), ''));
+    ELSE
+        INSERT INTO idempotency.policy_changes (scope, name, old_row, new_row, actor, reason)
+        VALUES (NEW.scope, NEW.name, CASE WHEN TG_OP = 'UPDATE' THEN pg_catalog.to_jsonb(OLD) END, pg_catalog.to_jsonb(NEW), NEW.actor,
+                NEW.reason);
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+COMMENT ON FUNCTION idempotency.policy_log() IS 'Trigger of idempotency.policies: writes idempotency.policy_changes.';
+
+CREATE FUNCTION idempotency.policy_stamp() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    -- Two keys of one row's history would hide where it came from.
+    IF TG_OP = 'UPDATE' AND (OLD.scope, OLD.name) IS DISTINCT FROM (NEW.scope, NEW.name) THEN
+        RAISE EXCEPTION 'scope and name of a policy are not changed' USING ERRCODE = 'integrity_constraint_violation',
+            HINT = 'DELETE it, and INSERT the other one.';
+    END IF;
+    NEW.changed_at := pg_catalog.statement_timestamp();
+    RETURN NEW;
+END
+$$;
+
+COMMENT ON FUNCTION idempotency.policy_stamp() IS 'Trigger of idempotency.policies: when a row was changed, and that scope and name stay.';
+
 CREATE FUNCTION idempotency.record_lost(record idempotency.records, actor text, reason text) RETURNS void
     LANGUAGE sql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -818,7 +867,7 @@ COMMENT ON FUNCTION idempotency.rescue(tenant text, operation text, key text, fe
 
 CREATE FUNCTION idempotency.schema_version() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    AS $$ SELECT 5 $$;
+    AS $$ SELECT 6 $$;
 
 COMMENT ON FUNCTION idempotency.schema_version() IS 'Version of this schema: the number of its newest migration.';
 
@@ -897,6 +946,76 @@ ALTER TABLE idempotency.attempts ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTIT
 
 COMMENT ON SEQUENCE idempotency.attempts_id_seq IS 'Source of attempts.id.';
 
+CREATE TABLE idempotency.bypasses (
+    tenant idempotency.tenant_name NOT NULL,
+    operation idempotency.operation_name NOT NULL,
+    key idempotency.key_value NOT NULL,
+    attempt_token idempotency.attempt_token NOT NULL,
+    fingerprint idempotency.fingerprint NOT NULL,
+    enforcement text NOT NULL COLLATE pg_catalog."C",
+    would_be text NOT NULL COLLATE pg_catalog."C",
+    outcome text NOT NULL COLLATE pg_catalog."C",
+    error_code text COLLATE pg_catalog."C",
+    executor text NOT NULL COLLATE pg_catalog."C",
+    client idempotency.client_name,
+    trace_id text COLLATE pg_catalog."C",
+    policy_change bigint,
+    began_at timestamp with time zone NOT NULL,
+    bypassed_at timestamp with time zone NOT NULL,
+    expires_at timestamp with time zone,
+    resolution text COLLATE pg_catalog."C",
+    reconciled_at timestamp with time zone,
+    reconciled_by text COLLATE pg_catalog."C",
+    reconcile_reason text COLLATE pg_catalog."C",
+    CONSTRAINT bypasses_enforcement_check CHECK ((enforcement = ANY (ARRAY['off'::text, 'shadow'::text]))),
+    CONSTRAINT bypasses_outcome_check CHECK ((outcome = ANY (ARRAY['SUCCESS'::text, 'FAILED'::text, 'ENDED'::text]))),
+    CONSTRAINT bypasses_reconciled_check CHECK ((num_nulls(resolution, reconciled_at, reconciled_by, reconcile_reason) = ANY (ARRAY[0, 4]))),
+    CONSTRAINT bypasses_resolution_check CHECK ((resolution = ANY (ARRAY['DONE'::text, 'RERUN'::text]))),
+    CONSTRAINT bypasses_would_be_check CHECK ((would_be = ANY (ARRAY['RUN'::text, 'REPLAY'::text, 'MISMATCH'::text, 'IN_PROGRESS'::text, 'GONE'::text, 'NEWER'::text])))
+);
+
+COMMENT ON TABLE idempotency.bypasses IS 'Executions that wrote no record because of a policy, each committed with its business rows: what shadow would have replayed, and what the kill switch has let through and somebody must reconcile.';
+
+COMMENT ON COLUMN idempotency.bypasses.tenant IS 'Whose key it is.';
+
+COMMENT ON COLUMN idempotency.bypasses.operation IS 'What the key is for.';
+
+COMMENT ON COLUMN idempotency.bypasses.key IS 'The client''s unique value.';
+
+COMMENT ON COLUMN idempotency.bypasses.attempt_token IS 'Which attempt of the key it was, so that a lost COMMIT is found out about.';
+
+COMMENT ON COLUMN idempotency.bypasses.fingerprint IS 'Of the payload that was executed.';
+
+COMMENT ON COLUMN idempotency.bypasses.enforcement IS 'off or shadow: the policy it was executed under.';
+
+COMMENT ON COLUMN idempotency.bypasses.would_be IS 'What enforce would have done. RUN: the same, and recorded it (off). REPLAY, MISMATCH, GONE, NEWER: answered from the record. IN_PROGRESS: waited for whoever had the key.';
+
+COMMENT ON COLUMN idempotency.bypasses.outcome IS 'SUCCESS: the business rows are committed. FAILED: a Final, which was told and rolled back. ENDED: the function ended its transaction by itself, a part may be committed.';
+
+COMMENT ON COLUMN idempotency.bypasses.error_code IS 'Of a FAILED or ENDED one.';
+
+COMMENT ON COLUMN idempotency.bypasses.executor IS 'Which process, host:pid:random. For people only.';
+
+COMMENT ON COLUMN idempotency.bypasses.client IS 'Who called, if the service says so.';
+
+COMMENT ON COLUMN idempotency.bypasses.trace_id IS 'The call''s trace, if the service says so.';
+
+COMMENT ON COLUMN idempotency.bypasses.policy_change IS 'idempotency.policy_changes.id of the policy it was executed under: who, and why.';
+
+COMMENT ON COLUMN idempotency.bypasses.began_at IS 'When its transaction began.';
+
+COMMENT ON COLUMN idempotency.bypasses.bypassed_at IS 'When this row was written, right before COMMIT.';
+
+COMMENT ON COLUMN idempotency.bypasses.expires_at IS 'Until when its record would have been kept: so long the key is not executed again under enforce. NULL: for ever.';
+
+COMMENT ON COLUMN idempotency.bypasses.resolution IS 'NULL: nobody has looked at it. DONE: the operation is done, a late call is told so. RERUN: a later call may run it.';
+
+COMMENT ON COLUMN idempotency.bypasses.reconciled_at IS 'When somebody decided that.';
+
+COMMENT ON COLUMN idempotency.bypasses.reconciled_by IS 'Who.';
+
+COMMENT ON COLUMN idempotency.bypasses.reconcile_reason IS 'Why.';
+
 CREATE VIEW idempotency.daily AS
  SELECT ((created_at AT TIME ZONE 'UTC'::text))::date AS day,
     tenant,
@@ -962,6 +1081,97 @@ CREATE SEQUENCE idempotency.fence
     CACHE 1;
 
 COMMENT ON SEQUENCE idempotency.fence IS 'Source of fences, one for the whole database: every acquisition of any key gets a higher one.';
+
+CREATE TABLE idempotency.policies (
+    scope text NOT NULL COLLATE pg_catalog."C",
+    name text DEFAULT ''::text NOT NULL COLLATE pg_catalog."C",
+    enforcement text DEFAULT 'enforce'::text NOT NULL COLLATE pg_catalog."C",
+    percentage smallint DEFAULT 100 NOT NULL,
+    strategy text COLLATE pg_catalog."C",
+    local_front boolean,
+    wait interval,
+    actor text COLLATE pg_catalog."C",
+    reason text COLLATE pg_catalog."C",
+    changed_at timestamp with time zone DEFAULT statement_timestamp() NOT NULL,
+    CONSTRAINT policies_blame_check CHECK (((octet_length(actor) <= 255) AND (octet_length(reason) <= 2000))),
+    CONSTRAINT policies_enforcement_check CHECK ((enforcement = ANY (ARRAY['off'::text, 'shadow'::text, 'enforce'::text]))),
+    CONSTRAINT policies_name_check CHECK (
+CASE
+    WHEN (scope = 'all'::text) THEN (name = ''::text)
+    ELSE ((octet_length(name) >= 1) AND (octet_length(name) <= 128))
+END),
+    CONSTRAINT policies_off_check CHECK (((enforcement <> 'off'::text) OR ((COALESCE(btrim(actor), ''::text) <> ''::text) AND (COALESCE(btrim(reason), ''::text) <> ''::text)))),
+    CONSTRAINT policies_percentage_check CHECK (((percentage >= 0) AND (percentage <= 100))),
+    CONSTRAINT policies_scope_check CHECK ((scope = ANY (ARRAY['operation'::text, 'prefix'::text, 'all'::text]))),
+    CONSTRAINT policies_share_check CHECK (((enforcement = 'enforce'::text) OR (percentage = 100))),
+    CONSTRAINT policies_strategy_check CHECK ((strategy = ANY (ARRAY['STRICT'::text, 'HYBRID'::text]))),
+    CONSTRAINT policies_wait_check CHECK (((wait >= '00:00:00'::interval) AND (wait <= '00:05:00'::interval)))
+);
+
+COMMENT ON TABLE idempotency.policies IS 'What running processes do with keys: SELECT * FROM idempotency.policies. No row: every key is enforced. The narrowest row counts as a whole: operation before the longest prefix before all. Processes read it every few seconds; a change is for calls that begin after that.';
+
+COMMENT ON COLUMN idempotency.policies.scope IS 'operation: the one called name. prefix: all whose names begin with name. all: every one.';
+
+COMMENT ON COLUMN idempotency.policies.name IS 'Name of an operation, or its beginning. Empty for all.';
+
+COMMENT ON COLUMN idempotency.policies.enforcement IS 'enforce: once per key. shadow: the first outcome is recorded, later calls are executed and logged in idempotency.bypasses. off: records that exist are replayed, none is written, every execution is logged there.';
+
+COMMENT ON COLUMN idempotency.policies.percentage IS 'Under enforce: the share of keys, by their hash, that is enforced. The others are in shadow.';
+
+COMMENT ON COLUMN idempotency.policies.strategy IS 'STRICT: PostgreSQL alone. HYBRID: fronts too, where a process has any. NULL: as the program declares it.';
+
+COMMENT ON COLUMN idempotency.policies.local_front IS 'Whether outcomes are kept in the process''s memory. NULL: as the program declares it.';
+
+COMMENT ON COLUMN idempotency.policies.wait IS 'How long a duplicate waits for the first call; 0: not at all. NULL: as the program declares it.';
+
+COMMENT ON COLUMN idempotency.policies.actor IS 'Who wrote this. Required for off.';
+
+COMMENT ON COLUMN idempotency.policies.reason IS 'Why. Required for off.';
+
+COMMENT ON COLUMN idempotency.policies.changed_at IS 'When. Set by a trigger.';
+
+CREATE TABLE idempotency.policy_changes (
+    id bigint NOT NULL,
+    scope text NOT NULL COLLATE pg_catalog."C",
+    name text NOT NULL COLLATE pg_catalog."C",
+    old_row jsonb,
+    new_row jsonb,
+    actor text COLLATE pg_catalog."C",
+    reason text COLLATE pg_catalog."C",
+    changed_by text DEFAULT SESSION_USER NOT NULL COLLATE pg_catalog."C",
+    changed_at timestamp with time zone DEFAULT statement_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE idempotency.policy_changes IS 'Every change of idempotency.policies, written by a trigger: SELECT * FROM idempotency.policy_changes ORDER BY id. Nothing here is changed or deleted.';
+
+COMMENT ON COLUMN idempotency.policy_changes.id IS 'In the order of the changes.';
+
+COMMENT ON COLUMN idempotency.policy_changes.scope IS 'Of the policy.';
+
+COMMENT ON COLUMN idempotency.policy_changes.name IS 'Of the policy.';
+
+COMMENT ON COLUMN idempotency.policy_changes.old_row IS 'The row as it was. NULL: there was none.';
+
+COMMENT ON COLUMN idempotency.policy_changes.new_row IS 'The row as it is from then on. NULL: there is none.';
+
+COMMENT ON COLUMN idempotency.policy_changes.actor IS 'Who, as the change says.';
+
+COMMENT ON COLUMN idempotency.policy_changes.reason IS 'Why, as the change says.';
+
+COMMENT ON COLUMN idempotency.policy_changes.changed_by IS 'The session''s user.';
+
+COMMENT ON COLUMN idempotency.policy_changes.changed_at IS 'When.';
+
+ALTER TABLE idempotency.policy_changes ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME idempotency.policy_changes_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+COMMENT ON SEQUENCE idempotency.policy_changes_id_seq IS 'Numbers of idempotency.policy_changes.';
 
 CREATE VIEW idempotency.stale AS
  SELECT tenant,
@@ -1073,8 +1283,17 @@ COMMENT ON COLUMN idempotency.workers.lease_expires_at IS 'Until when it has it 
 ALTER TABLE ONLY idempotency.attempts
     ADD CONSTRAINT attempts_pkey PRIMARY KEY (key, tenant, operation, id);
 
+ALTER TABLE ONLY idempotency.bypasses
+    ADD CONSTRAINT bypasses_pkey PRIMARY KEY (key, tenant, operation, attempt_token);
+
 ALTER TABLE ONLY idempotency.epoch
     ADD CONSTRAINT epoch_pkey PRIMARY KEY (only_row);
+
+ALTER TABLE ONLY idempotency.policies
+    ADD CONSTRAINT policies_pkey PRIMARY KEY (scope, name);
+
+ALTER TABLE ONLY idempotency.policy_changes
+    ADD CONSTRAINT policy_changes_pkey PRIMARY KEY (scope, name, id);
 
 ALTER TABLE ONLY idempotency.records
     ADD CONSTRAINT records_pkey PRIMARY KEY (key, tenant, operation);
@@ -1089,6 +1308,14 @@ COMMENT ON CONSTRAINT steps_pkey ON idempotency.steps IS 'A step is recorded onc
 ALTER TABLE ONLY idempotency.workers
     ADD CONSTRAINT workers_pkey PRIMARY KEY (worker);
 
+CREATE INDEX bypasses_bypassed_at_idx ON idempotency.bypasses USING brin (bypassed_at) WITH (autosummarize='on');
+
+COMMENT ON INDEX idempotency.bypasses_bypassed_at_idx IS 'For reports of the last days, and for the purge.';
+
+CREATE INDEX bypasses_open_idx ON idempotency.bypasses USING btree (operation, key, tenant) WHERE (((enforcement = 'off'::text) OR (would_be = 'IN_PROGRESS'::text)) AND (outcome <> 'FAILED'::text) AND (resolution IS DISTINCT FROM 'RERUN'::text));
+
+COMMENT ON INDEX idempotency.bypasses_open_idx IS 'Keys that were executed without a record, and must not be again without a person''s word.';
+
 CREATE INDEX records_expires_at_idx ON idempotency.records USING btree (expires_at);
 
 COMMENT ON INDEX idempotency.records_expires_at_idx IS 'For the purge.';
@@ -1100,6 +1327,12 @@ COMMENT ON INDEX idempotency.records_result_expires_at_idx IS 'For dropping resu
 CREATE INDEX records_stale_idx ON idempotency.records USING btree (lease_expires_at) WHERE ((state)::text = 'PROCESSING'::text);
 
 COMMENT ON INDEX idempotency.records_stale_idx IS 'For takeover and rescue, and for the view idempotency.stale. Holds leased records while they run, nothing else.';
+
+CREATE TRIGGER policies_log AFTER INSERT OR DELETE OR UPDATE ON idempotency.policies FOR EACH ROW EXECUTE FUNCTION idempotency.policy_log();
+
+CREATE TRIGGER policies_stamp BEFORE INSERT OR UPDATE ON idempotency.policies FOR EACH ROW EXECUTE FUNCTION idempotency.policy_stamp();
+
+CREATE TRIGGER policy_changes_keep BEFORE DELETE OR UPDATE ON idempotency.policy_changes FOR EACH STATEMENT EXECUTE FUNCTION idempotency.policy_keep();
 
 CREATE TRIGGER records_check BEFORE INSERT OR UPDATE ON idempotency.records FOR EACH ROW EXECUTE FUNCTION idempotency.check_record();
 

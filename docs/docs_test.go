@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgonce/pgonce/compensator"
 	"github.com/pgonce/pgonce/db"
 	"github.com/pgonce/pgonce/idempotency"
 	"github.com/pgonce/pgonce/idempotencyhttp"
@@ -111,6 +112,10 @@ func TestDefaults_TableIsTheCode(t *testing.T) {
 		"| worker number, margin | " + human(ids.DefaultMargin) + " |",
 		fmt.Sprintf("| clock set back, waited for | %d ms |", ids.DefaultMaxBack/time.Millisecond),
 		fmt.Sprintf("secrets of at least %d bytes", ids.MinSecretBytes),
+		"| policies, read every | " + human(idempotency.DefaultPolicyInterval) + " |",
+		"| policies, a read | " + human(idempotency.DefaultPolicyTimeout) + " |",
+		"| executions without a record | " + human(compensator.DefaultBypassRetention) + " |",
+		fmt.Sprintf("| a policy's Wait | 0 to %d min,", idempotency.MaxPolicyWait/time.Minute),
 		fmt.Sprintf("in a millisecond, %d workers |", ids.MaxWorker+1),
 		"| Codec | `" + txn.JSON{}.Name() + "` |",
 		fmt.Sprintf("| MaxRetries | %d |", txn.DefaultMaxRetries),
@@ -151,6 +156,13 @@ func TestReadme_GoCodeIsTheExample(t *testing.T) {
 			require.Contains(t, example, part)
 		}
 	}
+}
+
+func TestPolicies_GoCodeIsTheExample(t *testing.T) {
+	t.Parallel()
+	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(read(t, "docs/policies.md"), -1)
+	require.Len(t, blocks, 1)
+	require.True(t, strings.Contains(read(t, "txn/example_policies_test.go"), blocks[0][1]), "not in the example: %s", blocks[0][1])
 }
 
 func TestHTTP_GoCodeIsTheExample(t *testing.T) {

@@ -26,6 +26,9 @@ type Completion struct {
 	ResultType                 string
 	Result                     []byte // nil with a ResultType: a tombstone
 	Retention, ResultRetention time.Duration
+
+	// Bypass: no record is written, but that it was executed without one. nil: a record.
+	Bypass *Bypass
 }
 
 // MaxErrorBytes and MaxTraceBytes bound the stored error text and trace id; longer ones are cut.
@@ -112,7 +115,7 @@ func (s *Store) CompleteMany(ctx context.Context, conn *pgx.Conn, all []*Complet
 	statements := make([]*statement, 0, 4)
 	for _, c := range all {
 		statements = append(statements, c.statement())
-		if c.State == StateFailed {
+		if c.audited() {
 			statements = append(statements, attemptFailed)
 		}
 	}
@@ -127,10 +130,15 @@ func (s *Store) CompleteMany(ctx context.Context, conn *pgx.Conn, all []*Complet
 	to := &sender{pipeline: conn.PgConn().StartPipeline(ctx), prepared: prepared}
 	defer func() { _ = to.pipeline.Close() }() // its errors have been read before
 	for _, c := range all {
+		if c.Bypass != nil {
+			params := s.bypassParams(c, true)
+			to.send(bypassInsert, encodeBypass(&params)...)
+			continue
+		}
 		params := s.params(c, true)
 		values := encode(&params)
 		to.send(c.statement(), values...)
-		if c.State == StateFailed {
+		if c.audited() {
 			to.send(attemptFailed, values[0], values[1], values[2], params.AttemptToken)
 		}
 	}
@@ -147,7 +155,7 @@ func (s *Store) CompleteMany(ctx context.Context, conn *pgx.Conn, all []*Complet
 	for i, c := range all {
 		records[i] = s.completed(c, decodeInt8(rows[next][0]), decodeTime(rows[next][1]))
 		next++
-		if c.State == StateFailed {
+		if c.audited() {
 			next++
 		}
 	}
@@ -155,11 +163,17 @@ func (s *Store) CompleteMany(ctx context.Context, conn *pgx.Conn, all []*Complet
 }
 
 func (c *Completion) statement() *statement {
-	if c.Acquired.Found {
+	switch {
+	case c.Bypass != nil:
+		return bypassInsert
+	case c.Acquired.Found:
 		return recordReplace
 	}
 	return recordInsert
 }
+
+// audited: a recorded failure is in idempotency.attempts too.
+func (c *Completion) audited() bool { return c.State == StateFailed && c.Bypass == nil }
 
 // readCommit reads the answers to statements and to the COMMIT behind them, and returns each one's row.
 func readCommit(to *sender, statements int) (rows [][][]byte, err error) {
@@ -196,6 +210,9 @@ func unknown(err error) error { return fmt.Errorf("%w: %w", ErrOutcomeUnknown, e
 
 // completed is the record as it was written.
 func (s *Store) completed(c *Completion, fence int64, completedAt time.Time) Record {
+	if c.Bypass != nil {
+		return s.bypassed(c, completedAt)
+	}
 	r := s.record(c)
 	r.Fence, r.Generation, r.Attempt = fence, fence, 1
 	r.CreatedAt, r.AcquiredAt = c.Acquired.Started, c.Acquired.Started
@@ -219,14 +236,19 @@ func (s *Store) CompleteTx(ctx context.Context, tx pgx.Tx, c *Completion) (Recor
 	q, p := dbsqlc.New(tx), s.params(c, false)
 	var row dbsqlc.RecordInsertRow
 	var err error
-	if c.Acquired.Found {
+	switch {
+	case c.Bypass != nil:
+		var bypassed dbsqlc.BypassInsertRow
+		bypassed, err = q.BypassInsert(ctx, s.bypassParams(c, false))
+		row.CompletedAt = &bypassed.CompletedAt
+	case c.Acquired.Found:
 		var replaced dbsqlc.RecordReplaceRow
 		replaced, err = q.RecordReplace(ctx, dbsqlc.RecordReplaceParams(p))
 		row = dbsqlc.RecordInsertRow(replaced)
-	} else {
+	default:
 		row, err = q.RecordInsert(ctx, p)
 	}
-	if err == nil && c.State == StateFailed {
+	if err == nil && c.audited() {
 		err = q.AttemptInsertFailed(ctx, dbsqlc.AttemptInsertFailedParams{
 			Tenant: p.Tenant, Operation: p.Operation, Key: p.Key, AttemptToken: p.AttemptToken,
 		})

@@ -75,6 +75,8 @@ var (
 	// ErrNewerRecord means that a newer release wrote this key's record with a fingerprint that this release cannot compare.
 	// Do not use a new key: retry once this program is updated.
 	ErrNewerRecord = errors.New("idempotency: record was written by a newer release, update this program and retry with the same key")
+	// ErrNewerPolicy means that a policy says something that this release does not know: it is taken for enforce.
+	ErrNewerPolicy = errors.New("idempotency: policy was written for a newer release")
 	// ErrRefused means that a record may not be changed by hand, or not now; see RefusedError. Nothing was changed.
 	ErrRefused = errors.New("idempotency: the record is not changed")
 	// ErrNoWorker means that there is no worker number for ids at this time: all are leased, or PostgreSQL could not be asked in

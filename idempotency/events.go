@@ -105,6 +105,42 @@ type FrontMismatch struct {
 	Key   Key
 }
 
+// Bypassed says that the function ran and was committed without a record, because of a policy: under EnforcementOff nothing is
+// recorded, under EnforcementShadow a later call of a key is executed. WouldBe is what EnforcementEnforce would have done.
+type Bypassed struct {
+	Key         Key
+	Strategy    Strategy
+	Enforcement Enforcement
+	WouldBe     WouldBe
+	State       State // Success or Failed
+	Runs        int
+	Duration    time.Duration
+}
+
+// PolicyIgnored says that a leased call was enforced although its policy is weaker: what was asked of others cannot be rolled back.
+type PolicyIgnored struct {
+	Key         Key
+	Enforcement Enforcement
+}
+
+// PolicyChanged says that this process obeys a policy from now on, or not any more: Removed. A kill switch is one whose
+// Enforcement is EnforcementOff.
+type PolicyChanged struct {
+	Policy  Policy
+	Removed bool
+}
+
+// OutsideTransaction says that a function has asked something of another connection than its transaction's: a txn.Tracer saw it.
+// Call is "acquire" (a connection of a pool), "query" (also Exec), "batch", "copy" or "prepare". SQL is the statement's text as
+// the program gave it, never its arguments; empty for "acquire". Caller is the place in the program, as file:line.
+type OutsideTransaction struct {
+	Key     Key
+	Call    string
+	SQL     string
+	Caller  string
+	Refused bool
+}
+
 func (Executed) event()       {}
 func (Replayed) event()       {}
 func (Refused) event()        {}
@@ -117,3 +153,8 @@ func (LeaseLost) event()      {}
 func (FrontFailed) event()    {}
 func (FrontDegraded) event()  {}
 func (FrontMismatch) event()  {}
+func (Bypassed) event()       {}
+func (PolicyIgnored) event()  {}
+func (PolicyChanged) event()  {}
+
+func (OutsideTransaction) event() {}

@@ -22,7 +22,11 @@ var (
 	recordInsert  = &statement{"pgonce_insert", dbsqlc.RecordInsert, insertOIDs}
 	recordReplace = &statement{"pgonce_replace", dbsqlc.RecordReplace, insertOIDs}
 	attemptFailed = &statement{"pgonce_attempt_failed", dbsqlc.AttemptInsertFailed, append(keyOIDs[:3:3], pgtype.ByteaOID)}
-	commit        = &statement{"pgonce_commit", "COMMIT", nil}
+	bypassInsert  = &statement{"pgonce_bypass", dbsqlc.BypassInsert, []uint32{
+		pgtype.TextOID, pgtype.TextOID, pgtype.TextOID, pgtype.ByteaOID, pgtype.ByteaOID, pgtype.TextOID, pgtype.TextOID,
+		pgtype.TimestamptzOID, pgtype.TextOID, pgtype.TextOID, pgtype.TextOID, pgtype.TextOID, pgtype.TextOID, pgtype.Int8OID, pgtype.Int8OID, pgtype.BoolOID,
+	}}
+	commit = &statement{"pgonce_commit", "COMMIT", nil}
 
 	// BEGIN names its isolation level and access mode: the server's defaults could be others.
 	begin = map[pgx.TxIsoLevel]*statement{

@@ -16,7 +16,7 @@ import (
 )
 
 // SchemaVersion is the oldest idempotency.schema_version() this code works with.
-const SchemaVersion = 5
+const SchemaVersion = 6
 
 // Store owns every SQL statement on our tables, for the packages of pgonce. It runs on connections and transactions that
 // its caller owns, and is safe for concurrent use.

@@ -2,21 +2,20 @@ package idempotencygrpc
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-	"maps"
-	"strings"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/idempotencygrpc/internal/unary"
 	"github.com/pgonce/pgonce/txn"
 )
 
 // Metadata of a call that may be sent again, and of its answer.
 const (
-	MetadataKey      = "idempotency-key"
-	MetadataReplayed = "idempotent-replayed"
+	MetadataKey      = unary.MetadataKey
+	MetadataReplayed = unary.MetadataReplayed
 )
 
 // Tenant says whose key a call brings, from what the program has made sure of: the peer's certificate, the token's subject. An
@@ -47,56 +46,22 @@ type Config struct {
 	Log *slog.Logger
 }
 
-func (c *Config) withDefaults() Config {
-	var d Config
-	if c != nil {
-		d = *c
-	}
-	if d.Client == nil {
-		d.Client = func(context.Context) string { return "" }
-	}
-	if d.Log == nil {
-		d.Log = slog.Default()
-	}
-	return d
-}
-
 // Interceptor protects methods. It is safe for concurrent use.
-type Interceptor struct {
-	runner  *txn.Runner
-	tenant  Tenant
-	methods map[string]idempotency.Operation
-	config  Config
-}
+type Interceptor struct{ rules unary.Rules }
 
 // New returns an interceptor for these methods: full names, "/package.Service/Method", and the operation of each. All others
 // pass. tenant has no default, since one that everybody shares must be a choice: SingleTenant. The error is an
 // *idempotency.ConfigError that names field and rule.
 func New(runner *txn.Runner, tenant Tenant, methods map[string]string, cfg *Config) (*Interceptor, error) {
-	invalid := func(field, rule string) error { return &idempotency.ConfigError{Field: field, Rule: rule} }
-	switch {
-	case runner == nil:
-		return nil, invalid("runner", "must not be nil")
-	case tenant == nil:
-		return nil, invalid("tenant", "must not be nil: use SingleTenant if there is only one")
-	case len(methods) == 0:
-		return nil, invalid("methods", "must name at least one method")
+	if cfg == nil {
+		cfg = &Config{}
 	}
-	i := &Interceptor{runner: runner, tenant: tenant, methods: map[string]idempotency.Operation{}, config: cfg.withDefaults()}
-	for method, name := range maps.All(methods) {
-		op, declared := runner.Operation(name)
-		switch {
-		case !strings.HasPrefix(method, "/") || strings.Count(method, "/") != 2:
-			return nil, invalid("methods", fmt.Sprintf("must be full names such as /shop.Orders/Create, is %q", method))
-		case !declared:
-			return nil, invalid("methods", fmt.Sprintf("must have operations of txn.Config.Operations, %q of %s is none", name, method))
-		}
-		i.methods[method] = op
-	}
-	for _, code := range i.config.NotRecorded {
-		if code == codes.OK {
-			return nil, invalid("Config.NotRecorded", "must not hold OK: a success is recorded with its business rows")
-		}
+	i := &Interceptor{unary.Rules{
+		Runner: runner, Tenant: tenant, Optional: cfg.Optional, Untransacted: cfg.Untransacted, NotRecorded: cfg.NotRecorded,
+		Client: cfg.Client, Log: cfg.Log, Status: status.FromError,
+	}}
+	if err := i.rules.Protect(methods); err != nil {
+		return nil, err
 	}
 	return i, nil
 }

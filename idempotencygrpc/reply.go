@@ -1,17 +1,10 @@
 package idempotencygrpc
 
 import (
-	"encoding/json"
-	"errors"
-	"fmt"
-
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
 
-	spb "google.golang.org/genproto/googleapis/rpc/status"
-
+	"github.com/pgonce/pgonce/idempotencygrpc/internal/unary"
 	"github.com/pgonce/pgonce/internal/results"
 )
 
@@ -23,63 +16,15 @@ type Reply struct {
 
 var _ results.Formed = (*Reply)(nil)
 
-// resultType begins with json, so that people see code and type in the view idempotency.audit.
-const resultType = "json-grpc/1"
-
-// stored is the recorded form.
-type stored struct {
-	Code   string `json:"code"`
-	Type   string `json:"type,omitempty"`   // of the message
-	Reply  []byte `json:"reply,omitempty"`  // the message
-	Text   string `json:"text,omitempty"`   // of the status
-	Status []byte `json:"status,omitempty"` // google.rpc.Status, with the details
-}
-
 // Result is the reply in its recorded form, for an idempotency.Resolution.
 func (r Reply) Result() (result []byte, resultType string, err error) { return r.EncodeResult() }
 
 // EncodeResult is for package txn.
-func (r *Reply) EncodeResult() (data []byte, _ string, err error) {
-	s := stored{Code: codes.OK.String()}
-	switch {
-	case r.Status != nil && r.Status.Code() != codes.OK:
-		s.Code, s.Text = r.Status.Code().String(), r.Status.Message()
-		s.Status, err = proto.Marshal(r.Status.Proto())
-	case r.Message != nil:
-		s.Type = string(r.Message.ProtoReflect().Descriptor().FullName())
-		s.Reply, err = proto.Marshal(r.Message)
-	}
-	if err != nil {
-		return nil, "", fmt.Errorf("idempotencygrpc: encode reply: %w", err)
-	}
-	data, err = json.Marshal(s)
-	return data, resultType, err
+func (r *Reply) EncodeResult() (data []byte, resultType string, err error) {
+	return (*unary.Reply)(r).EncodeResult()
 }
 
 // DecodeResult is for package txn. The message's type is found among those linked into the program.
 func (r *Reply) DecodeResult(kind string, data []byte) error {
-	if kind != resultType {
-		return errors.New("was not stored as a gRPC reply")
-	}
-	var s stored
-	if err := json.Unmarshal(data, &s); err != nil {
-		return err
-	}
-	switch {
-	case s.Status != nil:
-		var p spb.Status
-		if err := proto.Unmarshal(s.Status, &p); err != nil {
-			return err
-		}
-		*r = Reply{Status: status.FromProto(&p)}
-	case s.Type != "":
-		message, err := anypb.UnmarshalNew(&anypb.Any{TypeUrl: "/" + s.Type, Value: s.Reply}, proto.UnmarshalOptions{})
-		if err != nil {
-			return fmt.Errorf("has a message %s: %w", s.Type, err)
-		}
-		*r = Reply{Message: message}
-	default:
-		return errors.New("has neither message nor status")
-	}
-	return nil
+	return (*unary.Reply)(r).DecodeResult(kind, data)
 }

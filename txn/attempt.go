@@ -20,8 +20,9 @@ type attempt struct {
 	pooled   pgsource.Lent
 	guard    *guard
 	acquired idempotency.Acquisition
-	open     bool // a transaction may be open
-	running  bool // the function was entered and has not returned
+	bypass   *idempotency.Bypass // nil: the outcome is recorded
+	open     bool                // a transaction may be open
+	running  bool                // the function was entered and has not returned
 }
 
 func (c *call) attempt(ctx context.Context) step {
@@ -67,7 +68,11 @@ func (a *attempt) run(ctx context.Context) step {
 		return a.acquireFailed(ctx, err)
 	}
 	a.open = true
-	switch v := a.acquired.Verdict(c.req.Fingerprint, c.tokens...); v {
+	v, err := a.byPolicy(ctx, a.pooled.Conn(), a.acquired.Verdict(c.req.Fingerprint, c.tokens...))
+	if err != nil {
+		return a.acquireFailed(ctx, err)
+	}
+	switch v {
 	case idempotency.VerdictRun:
 	case idempotency.VerdictInProgress:
 		if c.endedFence == 0 {
@@ -192,7 +197,7 @@ func (a *attempt) runFunction(ctx context.Context) (*idempotency.Completion, ste
 // run it again.
 func (a *attempt) transactionEnded(err error) step {
 	c := a.call
-	c.endedFence = a.acquired.Fence
+	c.endedFence = max(a.acquired.Fence, 1) // without the lock there is none
 	c.final = &failure{code: CodeTransactionEnded, message: idempotency.ErrTransactionEnded.Error(), cause: err}
 	return step{kind: kindAgain, err: idempotency.ErrTransactionEnded}
 }
@@ -242,6 +247,7 @@ func (a *attempt) commit(ctx context.Context, done *idempotency.Completion) step
 	c, conn := a.call, a.pooled.Conn()
 	// From here on the record may exist: whoever resolves an unknown outcome looks for this token too.
 	c.tokens, c.inHand = append(c.tokens, done.AttemptToken), done.AttemptToken
+	c.noteBypass(a)
 	var record idempotency.Record
 	err := a.sendCommit(ctx, func(ctx context.Context) (err error) {
 		record, err = a.complete(ctx, conn, done)
@@ -327,7 +333,7 @@ func (a *attempt) failure(f *failure) *idempotency.Completion {
 
 func (a *attempt) completion(result payload) *idempotency.Completion {
 	done := a.call.completion(result)
-	done.Acquired = a.acquired
+	done.Acquired, done.Bypass = a.acquired, a.bypass
 	return done
 }
 

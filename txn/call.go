@@ -33,6 +33,15 @@ type call struct {
 	batched bool // one of WithIdempotencyMany's: nobody else's attempt is waited for
 	away    bool // the last attempt found no connection
 
+	policy   idempotency.InForce // when the call began
+	strategy idempotency.Strategy
+	wait     time.Duration
+	noLocal  bool
+	without  bool                // an attempt may have committed without a record
+	wouldBe  idempotency.WouldBe // of the last such attempt
+	unlocked bool                // it had no lock: nobody can prove that it will not commit any more
+	proven   int                 // of tokens: those before are accounted for
+
 	endedFence int64 // of the attempt whose function ended its transaction; 0: none did
 
 	fronted bool      // the fronts are asked and told
@@ -93,6 +102,9 @@ func failed(err error) step { return step{kind: kindFailed, err: err} }
 
 // do runs the call to an outcome or an error.
 func (c *call) do(ctx context.Context) (outcome, error) {
+	if !c.enforced() { // nobody is merged with it, and no front asked
+		return c.end(c.tries(ctx))
+	}
 	if s, done := c.askNear(ctx); done {
 		return c.end(s)
 	}
@@ -152,7 +164,7 @@ func (c *call) follow(ctx context.Context, leader *flight) (s step, done bool) {
 	if !c.enterWait() {
 		return c.lastLook(ctx), true
 	}
-	landed, err := leader.wait(ctx, c.op.Wait-c.started.elapsed())
+	landed, err := leader.wait(ctx, c.wait-c.started.elapsed())
 	c.leaveWait()
 	switch {
 	case err != nil:
@@ -228,6 +240,10 @@ func (c *call) settle(v idempotency.Verdict, r idempotency.Record) step {
 	case idempotency.VerdictMismatch:
 		return answered(&idempotency.MismatchError{Key: c.req.Key, CreatedAt: r.CreatedAt})
 	case idempotency.VerdictGone:
+		if r.Fence == 0 {
+			return answered(fmt.Errorf("%w: executed without a record at %s, as a policy said then; a person must reconcile it (pgonce policy bypassed)",
+				idempotency.ErrResultExpired, r.CompletedAt.Format(time.RFC3339)))
+		}
 		return answered(fmt.Errorf("%w: completed at %s", idempotency.ErrResultExpired, r.CompletedAt.Format(time.RFC3339)))
 	case idempotency.VerdictWrongMode:
 		return answered(idempotency.ErrWrongMode)
@@ -243,7 +259,7 @@ func (c *call) settle(v idempotency.Verdict, r idempotency.Record) step {
 
 // inProgress is the answer to a caller that will not wait any longer. RetryAfter is at least 1 s, HTTP's unit.
 func (c *call) inProgress() error {
-	return &idempotency.InProgressError{Key: c.req.Key, RetryAfter: max(time.Second, min(c.op.Wait, 5*time.Second))}
+	return &idempotency.InProgressError{Key: c.req.Key, RetryAfter: max(time.Second, min(c.wait, 5*time.Second))}
 }
 
 // enterWait counts the call as a waiter, or refuses it.

@@ -48,6 +48,9 @@ type Config struct {
 	// OnEvent receives what happens, for traces and metrics.
 	// Default: none.
 	OnEvent idempotency.OnEvent
+	// Policies are changed while the program runs: gradual release, shadow, the kill switch. Its caller runs them.
+	// Default: none, everything is enforced as declared.
+	Policies *idempotency.Policies
 	// TraceID names the trace a call belongs to; it is stored with the record.
 	// Default: none.
 	TraceID func(context.Context) string

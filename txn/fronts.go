@@ -51,7 +51,7 @@ func (c *call) ask() (ask idempotency.Ask, known bool) {
 
 // askNear looks into the fronts of this process.
 func (c *call) askNear(ctx context.Context) (s step, done bool) {
-	if c.op.NoLocal || len(c.runner.fronts.near) == 0 {
+	if c.noLocal || len(c.runner.fronts.near) == 0 {
 		return step{}, false
 	}
 	ask, known := c.ask()
@@ -100,7 +100,7 @@ func (c *call) askFar(ctx context.Context) (s step, done bool) {
 		case err == nil || !c.enterWait():
 			return step{}, false
 		}
-		left := c.op.Wait - c.started.elapsed()
+		left := c.wait - c.started.elapsed()
 		if left <= 0 {
 			return step{}, false
 		}
@@ -196,7 +196,7 @@ func (c *call) publish(ctx context.Context, out *outcome) {
 		c.endMark(ctx, entry.Mark)
 		return
 	}
-	if !c.op.NoLocal {
+	if !c.noLocal {
 		for _, front := range c.runner.fronts.near {
 			if front != out.from {
 				front.Publish(ctx, entry)

@@ -15,6 +15,7 @@ func Issue(ctx context.Context, r *Runner, tenant, operation string) (idempotenc
 	if err := nested(ctx, r, r.pool, idempotency.Key{}); err != nil {
 		return idempotency.Token{}, err // it would wait for a connection while the function holds one
 	}
+	ctx = ownWork(ctx)
 	op, err := r.operation(operation)
 	if err != nil {
 		return idempotency.Token{}, err

@@ -35,6 +35,7 @@ type Joined[T any] struct {
 // A fn that ends the caller's transaction by SQL of its own gets ErrTransactionEnded: that is recorded at once, and the
 // caller's connection is closed.
 func WithIdempotencyTx[T any](ctx context.Context, r *Runner, tx pgx.Tx, req idempotency.Request, fn func(context.Context, pgx.Tx) (T, error)) (*Joined[T], error) {
+	ctx = ownWork(ctx)
 	op, err := r.check(ctx, tx, req)
 	if err != nil {
 		return nil, err
@@ -59,7 +60,12 @@ func (c *call) join(ctx context.Context, tx pgx.Tx) step {
 		return failed(err)
 	}
 	acquired.RequireIssued = c.op.RequireIssued
-	switch v := acquired.Verdict(c.req.Fingerprint); v {
+	a := &attempt{call: c, acquired: acquired}
+	v, err := a.byPolicy(ctx, tx, acquired.Verdict(c.req.Fingerprint))
+	if err != nil {
+		return failed(err)
+	}
+	switch v {
 	case idempotency.VerdictRun:
 	case idempotency.VerdictInProgress:
 		return step{kind: kindBusy, err: c.inProgress()}
@@ -68,9 +74,8 @@ func (c *call) join(ctx context.Context, tx pgx.Tx) step {
 		c.tokens = append(c.tokens, acquired.Record.AttemptToken)
 		return c.settle(v, acquired.Record)
 	default:
-		return c.settle(v, acquired.Record)
+		return c.settle(v, a.acquired.Record)
 	}
-	a := &attempt{call: c, acquired: acquired}
 	done, s := a.runJoined(ctx, tx)
 	if done == nil {
 		return s
@@ -87,6 +92,7 @@ func (c *call) join(ctx context.Context, tx pgx.Tx) step {
 	}
 	failpoint.Hit(failpoint.JoinedComplete)
 	c.tokens, c.inHand = append(c.tokens, done.AttemptToken), done.AttemptToken
+	c.noteBypass(a)
 	return step{out: outcome{record: record, own: true, fresh: true}}
 }
 
@@ -217,6 +223,7 @@ func (a *attempt) lastError(tx pgx.Tx) error {
 // not there and cannot come any more, the caller's transaction was rolled back. ErrOutcomeUnknown: it is not there, and
 // some transaction still holds the key, maybe the caller's own COMMIT on its way. Call it after the commit.
 func (j *Joined[T]) AfterCommit(ctx context.Context) error {
+	ctx = ownWork(ctx)
 	c := j.call
 	record, err := c.afterCommit(ctx)
 	if err != nil {
@@ -252,7 +259,7 @@ func (c *call) afterCommit(ctx context.Context) (idempotency.Record, error) {
 	switch {
 	case acquired.Verdict(c.req.Fingerprint, c.tokens...) == idempotency.VerdictOwn:
 		return acquired.Record, nil
-	case acquired.Locked:
+	case acquired.Locked && !c.unlocked:
 		return idempotency.Record{}, idempotency.ErrNotRecorded
 	}
 	return idempotency.Record{}, fmt.Errorf("%w: the key is held by a transaction that has not ended", idempotency.ErrOutcomeUnknown)

@@ -53,6 +53,7 @@ func WithLease[C, T any](ctx context.Context, r *Runner, req idempotency.Request
 	if r.within != nil {
 		return Result[T]{}, &idempotency.ConfigError{Field: "Runner.Within", Rule: "must not be used with WithLease, which commits before it calls"}
 	}
+	ctx = ownWork(ctx)
 	op, err := r.check(ctx, r.pool, req)
 	if err != nil {
 		return Result[T]{}, err
@@ -60,6 +61,7 @@ func WithLease[C, T any](ctx context.Context, r *Runner, req idempotency.Request
 	var called C
 	var value T
 	c := newCall(ctx, r, op, req, &value, func(ctx context.Context, tx pgx.Tx) (T, error) { return commit(ctx, tx, called) })
+	c.enforceLease(ctx)
 	c.foreign = func(ctx context.Context, l *Lease) (err error) {
 		called, err = foreign(ctx, l)
 		return err
@@ -179,6 +181,7 @@ func (r *Runner) impatiently(ctx context.Context, do func(context.Context, *pgx.
 }
 
 func (r *Runner) again(ctx context.Context, do func(context.Context, *pgx.Conn) error) error {
+	ctx = ownWork(ctx)
 	began, backoff := startStopwatch(), pauses{next: restartPause, last: restartPauseMax}
 	for {
 		err := r.once(ctx, do)

@@ -52,6 +52,7 @@ func WithIdempotencyMany[T any](ctx context.Context, r *Runner, reqs []idempoten
 	if err := nested(ctx, r, r.pool, idempotency.Key{}); err != nil {
 		return nil, err
 	}
+	ctx = ownWork(ctx)
 	b := &batch{runner: r, first: map[idempotency.Key]*member{}}
 	for i, req := range reqs {
 		op, err := r.declared(req)
@@ -112,7 +113,10 @@ func (m *member) setAside(s step) { m.step, m.state, m.done = s, memberAlone, ni
 func (b *batch) add(index int, c *call) {
 	c.batched, c.asked = true, true
 	m := &member{call: c, index: index, same: b.first[c.req.Key]}
-	if m.same == nil {
+	if m.same != nil && c.repeats() {
+		m.same = nil
+		m.setAside(step{kind: kindAgain})
+	} else if m.same == nil {
 		b.first[c.req.Key] = m
 	}
 	b.all = append(b.all, m)

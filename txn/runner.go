@@ -102,6 +102,7 @@ func (r *Runner) Close() {
 // Check asks PostgreSQL whether the runner can work: for a program's start and its readiness. The errors are
 // idempotency.ErrSchema, ErrReadOnly (a standby), or the connection's.
 func (r *Runner) Check(ctx context.Context) error {
+	ctx = ownWork(ctx)
 	err := r.store.Check(ctx, r.pool)
 	if err == nil && r.fronts.configured() {
 		_, _, err = r.store.Epoch(ctx, r.pool) // without it the fronts are never asked

@@ -69,14 +69,19 @@ func (b *batch) acquire(ctx context.Context, lead *attempt, open []*member) (err
 		if acquired[i].Found {
 			m.found = &acquired[i].Record
 		}
-		switch v := acquired[i].Verdict(c.req.Fingerprint); {
+		v, err := m.attempt.byPolicy(ctx, conn, acquired[i].Verdict(c.req.Fingerprint))
+		if err != nil {
+			lead.open = true // to be rolled back
+			return err
+		}
+		switch {
 		case v == idempotency.VerdictRun:
 		case v == idempotency.VerdictInProgress && c.ghost:
 			m.setAside(step{kind: kindBusy}) // held by this call's own lost connection, most likely
 		case v == idempotency.VerdictInProgress:
 			m.settle(step{kind: kindBusy, err: c.inProgress()})
 		default:
-			m.settle(c.settle(v, acquired[i].Record))
+			m.settle(c.settle(v, m.attempt.acquired.Record))
 		}
 	}
 	return nil
@@ -171,6 +176,7 @@ func (b *batch) commit(ctx context.Context, lead *attempt, done []*member) {
 		completions[i] = m.done
 		// From here on the record may exist.
 		m.call.tokens, m.call.inHand = append(m.call.tokens, m.done.AttemptToken), m.done.AttemptToken
+		m.call.noteBypass(m.attempt)
 	}
 	var records []idempotency.Record
 	err := lead.sendCommit(ctx, func(ctx context.Context) (err error) {

@@ -27,7 +27,7 @@ const maxLooks = 10
 func (c *call) tries(ctx context.Context) step {
 	defer c.leaveWait()
 	c.asked = true
-	if c.req.Retry || c.op.duplicates.high() {
+	if (c.req.Retry || c.op.duplicates.high()) && c.policy.Enforcement != idempotency.EnforcementShadow {
 		// An error here is no reason to give up: the attempt meets it again, and can try again.
 		if s, done, err := c.lookup(ctx); err == nil && done {
 			return s
@@ -120,13 +120,13 @@ func (c *call) waitOver() bool {
 		return c.unknown.elapsed() >= c.runner.config.CommitTimeout
 	}
 	if c.ghost {
-		return c.busy.elapsed() >= max(c.op.Wait, ghostWait)
+		return c.busy.elapsed() >= max(c.wait, ghostWait)
 	}
 	waited := c.started
 	if c.runs > 0 {
 		waited = c.busy // the time the function took was no waiting
 	}
-	return waited.elapsed() >= c.op.Wait
+	return waited.elapsed() >= c.wait
 }
 
 // unresolved is the end of a call without a record. If a COMMIT of it is unresolved, only a record could prove that it
@@ -169,6 +169,9 @@ func (c *call) resolve(ctx context.Context, cause error) (step, error) {
 			c.resolved(ctx, true)
 			return step{out: outcome{record: record, own: true}}, nil
 		}
+		if err == nil && c.unlocked {
+			return none, cause // its session may still be on its way to commit, and holds nothing that would tell
+		}
 		if err == nil {
 			return none, nil
 		}
@@ -193,6 +196,9 @@ func (c *call) lookForAttempts(ctx context.Context) (idempotency.Record, bool, e
 	}
 	g.commitSent.Store(true) // its own: it waits for the standby too
 	record, found, err := c.runner.store.LookupAttempt(ctx, conn.Conn(), c.req.Key, c.tokens)
+	if err == nil && !found && c.without {
+		record, found, err = c.runner.store.LookupBypass(ctx, conn.Conn(), c.req.Key, c.tokens)
+	}
 	if !conn.Conn().IsClosed() {
 		g.commitSent.Store(false)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -31,7 +32,7 @@ type txState struct {
 	// mu serialises the methods and the end: a goroutine that outlives the function would otherwise be in the middle of a
 	// statement on a connection that the runner goes on to use. Rows are beyond its reach.
 	mu         sync.Mutex
-	ended      bool
+	ended      atomic.Bool // set under mu; a Tracer asks without it, from inside a statement
 	used       bool
 	savepoints int
 	atEnd      []func()
@@ -46,7 +47,7 @@ func newHandedTx(conn *pgx.Conn) *handedTx {
 // end takes the transaction away from the function, when the statement that is running has ended.
 func (t *handedTx) end() {
 	t.mu.Lock()
-	t.ended = true
+	t.ended.Store(true)
 	first := t.atEnd
 	t.atEnd = nil
 	t.mu.Unlock()
@@ -60,23 +61,24 @@ func (t *handedTx) end() {
 func (t *handedTx) AtEnd(do func()) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.ended {
-		t.atEnd = append(t.atEnd, do)
+	if t.ended.Load() {
+		return false
 	}
-	return !t.ended
+	t.atEnd = append(t.atEnd, do)
+	return true
 }
 
 // over reports whether the function that got the transaction has returned.
 func (t *handedTx) over() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.ended
+	return t.ended.Load()
 }
 
 // use locks the transaction for one statement. The caller unlocks mu if there is no error.
 func (t *handedTx) use() error {
 	t.mu.Lock()
-	if t.ended || t.closed {
+	if t.ended.Load() || t.closed {
 		t.mu.Unlock()
 		return pgx.ErrTxClosed
 	}

@@ -35,6 +35,7 @@ func WithIdempotency[T any](ctx context.Context, r *Runner, req idempotency.Requ
 	if r.within != nil {
 		return callWithin(ctx, r, req, fn)
 	}
+	ctx = ownWork(ctx)
 	op, err := r.check(ctx, r.pool, req)
 	if err != nil {
 		return Result[T]{}, err
@@ -53,8 +54,8 @@ func WithIdempotency[T any](ctx context.Context, r *Runner, req idempotency.Requ
 func newCall[T any](ctx context.Context, r *Runner, op *operation, req idempotency.Request, value *T, fn func(context.Context, pgx.Tx) (T, error)) *call {
 	c := &call{
 		runner: r, store: r.store, op: op, req: req, started: startStopwatch(), traceID: r.config.TraceID(ctx),
-		fronted: op.Strategy == idempotency.StrategyHybrid && r.fronts.configured(),
 	}
+	c.obey()
 	c.body = func(ctx context.Context, tx pgx.Tx) (result payload, err error) {
 		*value, err = fn(ctx, tx)
 		return encodeOutcome(r.config.Codec, &op.Operation, *value, err)
@@ -126,8 +127,10 @@ func (c *call) outcomeError(out outcome) error {
 func (c *call) report(ctx context.Context, out outcome, err error) {
 	took := c.started.elapsed()
 	c.op.fresh.add(err == nil && !out.own || c.ending == kindAnswered || c.ending == kindBusy)
-	key, strategy := c.req.Key, c.op.Strategy
+	key, strategy := c.req.Key, c.strategy
 	switch {
+	case err == nil && out.bypassed():
+		c.reportBypassed(ctx, &out, took)
 	case err == nil && out.own:
 		c.op.duplicates.add(false)
 		if c.fronted && out.fresh {

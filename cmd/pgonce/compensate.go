@@ -164,6 +164,7 @@ type passView struct {
 	Drift          driftView `json:"drift"`
 	ResultsDropped int64     `json:"results_dropped"`
 	Purged         int64     `json:"purged"`
+	BypassesPurged int64     `json:"bypasses_purged"`
 	Epoch          string    `json:"epoch"`
 	Seconds        float64   `json:"seconds"`
 	Error          string    `json:"error,omitempty"`
@@ -195,7 +196,7 @@ func (a *app) tellPass(r *compensator.Report, operations []idempotency.Operation
 	if a.json {
 		v := passView{
 			DryRun: dryRun, Stale: r.Stale, Rescued: r.Rescued, Resolve: r.Manual + r.Unresolved, Undeclared: r.Undeclared,
-			Drift: driftOf(r), ResultsDropped: r.ResultsDropped, Purged: r.Purged, Epoch: r.Epoch, Seconds: r.Duration.Seconds(),
+			Drift: driftOf(r), ResultsDropped: r.ResultsDropped, Purged: r.Purged, BypassesPurged: r.BypassesPurged, Epoch: r.Epoch, Seconds: r.Duration.Seconds(),
 		}
 		for _, op := range operations {
 			v.Operations = append(v.Operations, op.Name)
@@ -217,6 +218,7 @@ func (a *app) tellPass(r *compensator.Report, operations []idempotency.Operation
 		{"  of other operations", positive(r.Undeclared)},
 		{"results dropped", strconv.FormatInt(r.ResultsDropped, 10)},
 		{"records purged", strconv.FormatInt(r.Purged, 10)},
+		{"executions without a record purged", positive(int(r.BypassesPurged))},
 	}
 	if a.redisGiven() {
 		rows = append(rows, driftRows(r)...)

@@ -75,6 +75,7 @@ func looks() []look {
 		{"schema", lookAtSchema},
 		{"epoch", lookAtEpoch},
 		{"stale", lookAtStale},
+		{"policies", lookAtPolicies},
 	}
 }
 

@@ -44,7 +44,7 @@ func newRoot(w *world) *cobra.Command {
 	flags.BoolVar(&a.json, "json", false, "print JSON")
 	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "give up after this time; 0: never")
 	root.AddCommand(
-		a.newGet(), a.newList(), a.newTrace(), a.newFail(), a.newExpire(), a.newEvict(), a.newCompensate(), a.newDrift(), a.newMigrate(), a.newDoctor(),
+		a.newGet(), a.newList(), a.newTrace(), a.newFail(), a.newExpire(), a.newEvict(), a.newCompensate(), a.newDrift(), a.newPolicy(), a.newMigrate(), a.newDoctor(),
 	)
 	wrapArgs(root)
 	return root
