@@ -127,6 +127,9 @@ func (c *conn) hand(ctx context.Context, inner pgx.Tx) *handed {
 // end takes the sql.Tx away from the function.
 func (h *handed) end() {
 	h.close()
+	if h.rolledBack.Load() && len(h.conn.stuck) == 0 {
+		h.conn.spoil() // once more: a savepoint that was rolled back has brought the transaction back to life
+	}
 	h.conn.hands.Lock()
 	h.conn.remove(h)
 	h.conn.hands.Unlock()

@@ -9,6 +9,7 @@ import (
 	"io"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
@@ -258,4 +259,24 @@ func TestJoined_TransactionOfAnotherDriver(t *testing.T) {
 	require.NoError(t, tx.Commit())
 	_, err = txnsql.WithIdempotencyTx(t.Context(), s.runner, tx, request(t, create, "k", "body"), never)
 	require.ErrorIs(t, err, sql.ErrTxDone)
+}
+
+// Rollback in a joined call is of the whole transaction, also where the function around it is an edge's and hides the error: the
+// savepoint that is rolled back does not bring the transaction back to life.
+func TestJoined_RollbackSpoilsTheFunctionAround(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	other := newRunner(t, s.db)
+	outer, inner := request(t, create, "outer", "body"), request(t, invoice, "inner", "body")
+	_, err := txn.WithIdempotency(t.Context(), s.runner.Runner, outer, func(ctx context.Context, _ pgx.Tx) (int64, error) {
+		tx, running := txnsql.FromContext(ctx)
+		require.True(t, running)
+		id, err := insertOrder(ctx, tx, "outer")
+		require.NoError(t, err)
+		_, err = txnsql.WithIdempotencyTx(ctx, other, tx, inner, func(_ context.Context, tx *sql.Tx) (int64, error) { return 0, tx.Rollback() })
+		require.ErrorIs(t, err, txn.ErrRunnerOwnsTransaction)
+		return id, nil
+	})
+	require.ErrorIs(t, err, idempotency.ErrAborted)
+	s.requireNothing(t, outer)
 }
