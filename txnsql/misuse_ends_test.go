@@ -5,10 +5,13 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgonce/pgonce/txn"
@@ -152,5 +155,36 @@ func TestJoined_SQLRawBytesLeftOpen(t *testing.T) {
 			_ = tx.Rollback()
 			s.requireNothing(t, req)
 		})
+	}
+}
+
+// A goroutine asks for the sql.Tx of an edge's function, as the first one, while the function returns: it gets none, or one that
+// ends with it.
+func TestFromContext_AskedWhileTheFunctionReturns(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	s.db.SetMaxOpenConns(1)
+	for i := range 300 {
+		var group sync.WaitGroup
+		begun := make(chan struct{})
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		_, err := txn.WithIdempotency(ctx, s.runner.Runner, request(t, create, fmt.Sprint("k", i), "body"), func(ctx context.Context, _ pgx.Tx) (int, error) {
+			for range 4 {
+				group.Go(func() {
+					<-begun
+					if tx, running := txnsql.FromContext(ctx); running {
+						_, _ = tx.ExecContext(context.WithoutCancel(ctx), `SELECT 1`)
+					}
+				})
+			}
+			close(begun)
+			for range i % 7 {
+				runtime.Gosched()
+			}
+			return 0, nil
+		})
+		cancel()
+		require.NoError(t, err)
+		group.Wait()
 	}
 }
