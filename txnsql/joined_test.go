@@ -261,6 +261,21 @@ func TestJoined_TransactionOfAnotherDriver(t *testing.T) {
 	require.ErrorIs(t, err, sql.ErrTxDone)
 }
 
+// A caller that has hung up is told that, and nothing about its transaction's driver.
+func TestJoined_ContextHasEnded(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	req := request(t, create, "k", "body")
+	tx := s.begin(t.Context(), t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := s.join(ctx, tx, req)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NotErrorIs(t, err, idempotency.ErrConfig)
+	_ = tx.Rollback() // an error where the session was closed
+	s.requireNothing(t, req)
+}
+
 // Rollback in a joined call is of the whole transaction, also where the function around it is an edge's and hides the error: the
 // savepoint that is rolled back does not bring the transaction back to life.
 func TestJoined_RollbackSpoilsTheFunctionAround(t *testing.T) {

@@ -59,3 +59,53 @@ func TestConn_RemembersNoCall(t *testing.T) {
 	}))
 	require.NoError(t, on.Close())
 }
+
+// A statement of the runner's own gives its connection back, however it ends.
+func TestSource_GivesConnectionsBack(t *testing.T) {
+	t.Parallel()
+	config, err := pgx.ParseConfig(pgtest.Pool(t).Config().ConnString())
+	require.NoError(t, err)
+	db := OpenDB(config)
+	t.Cleanup(func() { require.NoError(t, db.Close()) })
+	s := &source{db: db}
+	const some = `SELECT generate_series(1, 3)`
+	for name, use := range map[string]func() error{
+		"rows to their end": func() error {
+			rows, err := s.Query(t.Context(), some)
+			if err != nil {
+				return err
+			}
+			for rows.Next() {
+			}
+			return rows.Err()
+		},
+		"rows closed early, and again": func() error {
+			rows, err := s.Query(t.Context(), some)
+			if err == nil {
+				rows.Close()
+				rows.Close()
+				err = rows.Err()
+			}
+			return err
+		},
+		"a row": func() error {
+			var n int
+			return s.QueryRow(t.Context(), `SELECT 1`).Scan(&n)
+		},
+		"no rows":     func() error { _, err := s.Exec(t.Context(), `SELECT 1`); return err },
+		"query fails": func() error { _, err := s.Query(t.Context(), `SELECT nothing`); return must(err) }, //nolint:sqlclosecheck,gocritic // there are none
+		"row fails":   func() error { return must(s.QueryRow(t.Context(), `SELECT nothing`).Scan()) },
+		"exec fails":  func() error { _, err := s.Exec(t.Context(), `SELECT nothing`); return must(err) },
+	} {
+		require.NoError(t, use(), name)
+		require.Zero(t, db.Stats().InUse, name)
+	}
+}
+
+// must is an error where there should be one.
+func must(err error) error {
+	if err == nil {
+		return errors.New("no error")
+	}
+	return nil
+}
