@@ -295,3 +295,18 @@ func TestJoined_RollbackSpoilsTheFunctionAround(t *testing.T) {
 	require.ErrorIs(t, err, idempotency.ErrAborted)
 	s.requireNothing(t, outer)
 }
+
+// Of one key in one transaction two runners would make two records, and one would refuse the other.
+func TestJoined_SameKeyInTheTransactionOfAnotherRunner(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	other := newRunner(t, s.db)
+	req := request(t, create, "k", "body")
+	res, err := s.call(t.Context(), req, func(ctx context.Context, tx *sql.Tx) error {
+		_, err := txnsql.WithIdempotencyTx(ctx, other, tx, req, func(context.Context, *sql.Tx) (int, error) { panic("must not run") })
+		require.ErrorIs(t, err, idempotency.ErrNested)
+		return nil
+	})
+	require.NoError(t, err)
+	s.requireOnce(t, req, res.Value)
+}
