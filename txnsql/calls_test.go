@@ -343,3 +343,28 @@ func TestRunner_IssuesTokens(t *testing.T) {
 	_, err = s.place(t.Context(), request(t, ticket, "made up", "body"))
 	require.ErrorIs(t, err, idempotency.ErrNotIssued)
 }
+
+// What the program does to its configuration later is not the sql.DB's; and a sql.DB of a pool keeps no connection of it.
+func TestOpenDB_LeavesConfigurationAndPoolAlone(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	config := s.direct.Config().ConnConfig
+	config.RuntimeParams["application_name"] = "before"
+	db := txnsql.OpenDB(config)
+	defer func() { require.NoError(t, db.Close()) }()
+	config.RuntimeParams["application_name"] = "after"
+	var name string
+	require.NoError(t, db.QueryRowContext(t.Context(), `SHOW application_name`).Scan(&name))
+	require.Equal(t, "before", name)
+
+	pool := s.direct.Config()
+	txn.ConfigurePool(pool)
+	pooled, err := pgxpool.NewWithConfig(t.Context(), pool)
+	require.NoError(t, err)
+	t.Cleanup(pooled.Close)
+	ofPool := txnsql.OpenDBFromPool(pooled)
+	t.Cleanup(func() { require.NoError(t, ofPool.Close()) }) // before the pool, which waits for its connections
+	require.NoError(t, ofPool.PingContext(t.Context()))
+	require.Zero(t, ofPool.Stats().Idle)
+	require.Zero(t, pooled.Stat().AcquiredConns())
+}

@@ -19,9 +19,10 @@ const connKey = "github.com/pgonce/pgonce/txnsql"
 type conn struct {
 	*stdlib.Conn
 
-	hands sync.Mutex // never taken below database/sql's locks
-	on    *sql.Conn  // a runner has the connection by it; nil: none has
-	last  *handed    // the innermost; guarded by hands, as on
+	hands sync.Mutex        // never taken below database/sql's locks
+	on    *sql.Conn         // a runner has the connection by it; nil: none has
+	last  *handed           // the innermost; guarded by hands, as on
+	stuck []<-chan struct{} // ends of sql.Txs that wait for rows; the runner's, as the connection
 
 	mu      sync.Mutex
 	joined  int  // calls of WithIdempotencyTx that are in the transaction
@@ -55,6 +56,11 @@ func (c *conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, e
 func (c *conn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
 	if len(args) == 1 {
 		if p, is := args[0].Value.(*probe); is {
+			if p.let != nil {
+				close(p.holds)
+				<-p.let
+				return driver.RowsAffected(0), nil
+			}
 			p.conn = c
 			c.mu.Lock()
 			c.joined++

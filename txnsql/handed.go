@@ -20,20 +20,25 @@ type handed struct {
 	conn  *conn
 	outer *handed
 
-	ending     atomic.Bool // the function has returned
-	rolledBack atomic.Bool // the function has called Rollback
+	ending     atomic.Bool   // the function has returned
+	rolledBack atomic.Bool   // the function has called Rollback
+	over       chan struct{} // closed when database/sql has ended the sql.Tx, whoever asked for it
 }
 
 type handKey struct{}
 
 var _ driver.Tx = (*handed)(nil)
 
-// Commit is the runner's.
-func (*handed) Commit() error { return txn.ErrRunnerOwnsTransaction }
+// Commit is the runner's. Of Commit and Rollback database/sql calls one, once.
+func (h *handed) Commit() error {
+	close(h.over)
+	return txn.ErrRunnerOwnsTransaction
+}
 
 // Rollback is the runner's too. But what its caller has rolled back must not be committed, whatever the function returns: the
 // transaction is spoilt.
 func (h *handed) Rollback() error {
+	defer close(h.over)
 	if h.ending.Load() {
 		return nil
 	}
@@ -104,7 +109,7 @@ func (c *conn) hand(ctx context.Context, inner pgx.Tx) *handed {
 	if c.on == nil || !ends {
 		return nil
 	}
-	h := &handed{inner: inner, conn: c}
+	h := &handed{inner: inner, conn: c, over: make(chan struct{})}
 	var err error
 	// Not the caller's context: at its end database/sql would end the sql.Tx behind the function's back. Its statements obey it.
 	if h.tx, err = c.on.BeginTx(context.WithValue(context.WithoutCancel(ctx), handKey{}, h), nil); err != nil {
@@ -119,17 +124,44 @@ func (c *conn) hand(ctx context.Context, inner pgx.Tx) *handed {
 	return h
 }
 
-// end takes the sql.Tx away from the function. It closes rows that were left open, and waits for a statement that runs.
+// end takes the sql.Tx away from the function.
 func (h *handed) end() {
 	h.close()
+	if h.rolledBack.Load() && len(h.conn.stuck) == 0 {
+		h.conn.spoil() // once more: a savepoint that was rolled back has brought the transaction back to life
+	}
 	h.conn.hands.Lock()
 	h.conn.remove(h)
 	h.conn.hands.Unlock()
 }
 
+// rowsTimeout is how long, twice, the end of a sql.Tx waits while no statement runs on it. Only what stands between two
+// of a goroutine's statements may need it.
+const rowsTimeout = 3 * time.Second
+
+// close ends the sql.Tx: rows that were left open are closed, a statement that runs is waited for. Rows that were scanned into
+// sql.RawBytes cannot be closed from here, and database/sql would wait for them for ever: they are left, see lent.Release.
 func (h *handed) close() {
 	h.ending.Store(true)
-	_ = h.tx.Rollback() // sends nothing; sql.ErrTxDone if the function was faster
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if errors.Is(h.tx.Rollback(), sql.ErrTxDone) { // sends nothing
+			<-h.over // a goroutine of the function was faster, and may be at it still
+		}
+	}()
+	timer := time.NewTimer(rowsTimeout)
+	defer timer.Stop()
+	for range 2 {
+		select {
+		case <-ended:
+			return
+		case <-timer.C:
+			_ = h.conn.on.Raw(func(any) error { return nil }) // behind the statement that runs
+			timer.Reset(rowsTimeout)
+		}
+	}
+	h.conn.stuck = append(h.conn.stuck, ended)
 }
 
 func (c *conn) push(h *handed) { h.outer, c.last = c.last, h }

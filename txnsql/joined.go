@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -25,11 +26,13 @@ func WithIdempotencyTx[T any](ctx context.Context, r *Runner, tx *sql.Tx, req id
 		return nil, err
 	}
 	defer c.leave()
+	release := hold(ctx, tx)
+	defer func() { release() }()
 	var outer pgx.Tx = &callersTx{conn: c.Conn.Conn()}
 	if h := c.handedAs(tx); h != nil {
 		outer = h.inner // of another runner's function
 	}
-	return txn.WithIdempotencyTx(ctx, r.Runner, outer, req, func(ctx context.Context, inner pgx.Tx) (T, error) {
+	return txn.WithIdempotencyTx(ctx, r.Runner, outer, req, func(ctx context.Context, inner pgx.Tx) (value T, err error) {
 		h := &handed{tx: tx, inner: inner, conn: c}
 		c.hands.Lock()
 		c.push(h)
@@ -38,12 +41,13 @@ func WithIdempotencyTx[T any](ctx context.Context, r *Runner, tx *sql.Tx, req id
 			c.hands.Lock()
 			c.remove(h)
 			c.hands.Unlock()
+			if err == nil && c.refusedEnd() {
+				err = errOuterOver
+			}
 		}()
-		value, err := fn(ctx, tx)
-		if err == nil && c.refusedEnd() {
-			err = errOuterOver
-		}
-		return value, err
+		release()
+		defer func() { release = hold(ctx, tx) }() // for a panic and Goexit too: the savepoint is rolled back then
+		return fn(ctx, tx)
 	})
 }
 
@@ -63,7 +67,10 @@ func (c *conn) handedAs(tx *sql.Tx) *handed {
 
 // probe is an argument by which a sql.Tx tells its connection. Nothing of it reaches a server: our connections answer by
 // themselves, pgx's asks it for the statement to send, and no other driver can take it.
-type probe struct{ conn *conn }
+type probe struct {
+	conn       *conn
+	holds, let chan struct{} // of one that holds the connection: closed when it does, and when it shall no more
+}
 
 var _ pgx.QueryRewriter = (*probe)(nil)
 
@@ -91,6 +98,29 @@ func join(ctx context.Context, tx *sql.Tx) (*conn, error) {
 		return nil, fmt.Errorf("txnsql: join transaction: %w", err)
 	}
 	return nil, fmt.Errorf("%w (%v)", errForeignTx, err) //nolint:errorlint // the other driver's words, for a person
+}
+
+// hold keeps tx for the call until release: it is the caller's own, and a goroutine that the function has left behind may go on
+// with it. Its statements wait meanwhile, since a probe is one, for database/sql, that takes its time.
+func hold(ctx context.Context, tx *sql.Tx) (release func()) {
+	p := &probe{holds: make(chan struct{}), let: make(chan struct{})}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = tx.ExecContext(context.WithoutCancel(ctx), "", p)
+	}()
+	timer := time.NewTimer(2 * rowsTimeout)
+	defer timer.Stop()
+	select {
+	case <-p.holds:
+		return func() { close(p.let); <-ended }
+	case <-ended:
+		return func() {} // tx is over, nobody can use it
+	case <-timer.C:
+		// A statement runs still, or the end of tx waits for rows scanned into sql.RawBytes: the connection is busy, which is an error
+		// of the call.
+		return func() { close(p.let) }
+	}
 }
 
 // callersTx is the caller's transaction, with what txn.WithIdempotencyTx asks of one. The rest of pgx.Tx is nil.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
@@ -258,4 +259,54 @@ func TestJoined_TransactionOfAnotherDriver(t *testing.T) {
 	require.NoError(t, tx.Commit())
 	_, err = txnsql.WithIdempotencyTx(t.Context(), s.runner, tx, request(t, create, "k", "body"), never)
 	require.ErrorIs(t, err, sql.ErrTxDone)
+}
+
+// A caller that has hung up is told that, and nothing about its transaction's driver.
+func TestJoined_ContextHasEnded(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	req := request(t, create, "k", "body")
+	tx := s.begin(t.Context(), t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := s.join(ctx, tx, req)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NotErrorIs(t, err, idempotency.ErrConfig)
+	_ = tx.Rollback() // an error where the session was closed
+	s.requireNothing(t, req)
+}
+
+// Rollback in a joined call is of the whole transaction, also where the function around it is an edge's and hides the error: the
+// savepoint that is rolled back does not bring the transaction back to life.
+func TestJoined_RollbackSpoilsTheFunctionAround(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	other := newRunner(t, s.db)
+	outer, inner := request(t, create, "outer", "body"), request(t, invoice, "inner", "body")
+	_, err := txn.WithIdempotency(t.Context(), s.runner.Runner, outer, func(ctx context.Context, _ pgx.Tx) (int64, error) {
+		tx, running := txnsql.FromContext(ctx)
+		require.True(t, running)
+		id, err := insertOrder(ctx, tx, "outer")
+		require.NoError(t, err)
+		_, err = txnsql.WithIdempotencyTx(ctx, other, tx, inner, func(_ context.Context, tx *sql.Tx) (int64, error) { return 0, tx.Rollback() })
+		require.ErrorIs(t, err, txn.ErrRunnerOwnsTransaction)
+		return id, nil
+	})
+	require.ErrorIs(t, err, idempotency.ErrAborted)
+	s.requireNothing(t, outer)
+}
+
+// Of one key in one transaction two runners would make two records, and one would refuse the other.
+func TestJoined_SameKeyInTheTransactionOfAnotherRunner(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	other := newRunner(t, s.db)
+	req := request(t, create, "k", "body")
+	res, err := s.call(t.Context(), req, func(ctx context.Context, tx *sql.Tx) error {
+		_, err := txnsql.WithIdempotencyTx(ctx, other, tx, req, func(context.Context, *sql.Tx) (int, error) { panic("must not run") })
+		require.ErrorIs(t, err, idempotency.ErrNested)
+		return nil
+	})
+	require.NoError(t, err)
+	s.requireOnce(t, req, res.Value)
 }

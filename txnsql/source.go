@@ -61,11 +61,35 @@ func (l *lent) Release() {
 	l.conn.hands.Lock()
 	l.conn.on = nil
 	l.conn.hands.Unlock()
+	if len(l.conn.stuck) > 0 {
+		l.abandon()
+		return
+	}
 	if pc := l.Conn(); pc.IsClosed() || pc.PgConn().IsBusy() || pc.PgConn().TxStatus() != 'I' {
 		_ = l.on.Raw(func(any) error { return driver.ErrBadConn })
 	}
 	_ = l.on.Close()
 }
+
+// abandon ends the session, and its transaction with it, below rows that nobody has closed. database/sql counts the connection
+// as used until somebody does.
+func (l *lent) abandon() {
+	_ = l.on.Raw(func(any) error { return l.Conn().Close(canceled) }) // under database/sql's lock: nothing runs on it
+	go func() {
+		for _, ended := range l.conn.stuck {
+			<-ended
+		}
+		_ = l.on.Raw(func(any) error { return driver.ErrBadConn })
+		_ = l.on.Close()
+	}()
+}
+
+// canceled makes Close skip the polite goodbye.
+var canceled = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
 
 func (s *source) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
 	l, err := s.Acquire(ctx)

@@ -16,7 +16,8 @@ import (
 // marks a failure that is to be replayed.
 //
 // Commit and Rollback of the *sql.Tx return txn.ErrRunnerOwnsTransaction, and it is over then: fn returns nil or an error. After a
-// Rollback nothing is committed, whatever fn returns. Rows that fn leaves open are closed.
+// Rollback nothing is committed, whatever fn returns. Rows that fn leaves open are closed; if they were scanned into sql.RawBytes
+// that cannot be, and the call fails.
 func WithIdempotency[T any](ctx context.Context, r *Runner, req idempotency.Request, fn func(context.Context, *sql.Tx) (T, error)) (txn.Result[T], error) {
 	return txn.WithIdempotency(ctx, r.Runner, req, inSQL(fn))
 }

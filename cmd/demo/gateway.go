@@ -150,6 +150,7 @@ var (
 	errCardRefused = errors.New("the card was refused")
 	errNotCharged  = errors.New("the gateway has charged nothing")
 	errGateway     = errors.New("the payment gateway does not work at the moment")
+	errAway        = fmt.Errorf("%w: it is out of order and has charged nothing", errGateway)
 )
 
 func (c *gatewayClient) charge(ctx context.Context, key string, wanted charge) (done charge, err error) {
@@ -194,6 +195,8 @@ func (c *gatewayClient) do(ctx context.Context, method string, to *url.URL, key 
 		return done, errCardRefused
 	case http.StatusNotFound:
 		return done, errNotCharged
+	case http.StatusServiceUnavailable:
+		return done, errAway
 	}
 	return done, fmt.Errorf("%w: it answered %s", errGateway, resp.Status)
 }

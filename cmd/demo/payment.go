@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgonce/pgonce/idempotency"
@@ -57,28 +58,51 @@ func (p *payments) operation() idempotency.Operation {
 
 // charge asks the gateway for an order's money, once for each downstream key.
 func (p *payments) charge(ctx context.Context, downstreamKey string, id int64, card string) (charge, error) {
-	cents, err := p.due(ctx, id)
+	cents, err := p.claim(ctx, id, downstreamKey)
 	if err != nil {
 		return charge{}, err
 	}
 	done, err := p.gateway.charge(ctx, downstreamKey, charge{Order: id, Cents: cents, Card: card})
+	if errors.Is(err, errCardRefused) || errors.Is(err, errAway) { // any other error may be that of a charge
+		err = errors.Join(err, release(context.WithoutCancel(ctx), p.pool, downstreamKey))
+	}
 	if errors.Is(err, errCardRefused) {
-		err = &refusal{codeCardRefused, err.Error()}
+		err = &refusal{codeCardRefused, errCardRefused.Error()}
 	}
 	return done, err
 }
 
-// due is what is to be paid.
-func (p *payments) due(ctx context.Context, id int64) (cents int64, err error) {
+// claim makes the order this payment's, and tells what is to be paid. A key makes one payment be made once, and no more: that
+// another key does not pay the same order is the business's own rule, and it must hold before the gateway is asked.
+func (p *payments) claim(ctx context.Context, id int64, downstreamKey string) (cents int64, err error) {
+	err = p.pool.QueryRow(ctx, `
+		UPDATE demo.orders SET paying = $2 WHERE id = $1 AND status = 'created' AND coalesce(paying, $2) = $2
+		RETURNING quantity * $3::bigint`, id, downstreamKey, pricePerPiece).Scan(&cents)
+	if !errors.Is(err, pgx.ErrNoRows) {
+		return cents, err
+	}
 	var status string
-	err = p.pool.QueryRow(ctx, `SELECT status, quantity * $2::bigint FROM demo.orders WHERE id = $1`, id, pricePerPiece).Scan(&status, &cents)
+	err = p.pool.QueryRow(ctx, `SELECT status FROM demo.orders WHERE id = $1`, id).Scan(&status)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		err = &refusal{codeUnknownOrder, "there is no such order"}
-	case err == nil && status != "created":
+	case err == nil && status == "created":
+		err = &refusal{codeNotPayable, "the order is being paid with another key"}
+	case err == nil:
 		err = &refusal{codeNotPayable, "the order is " + status}
 	}
-	return cents, err
+	return 0, err
+}
+
+// execer is a pool or a transaction.
+type execer interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}
+
+// release lets others pay: this payment has charged nothing, and will not.
+func release(ctx context.Context, on execer, downstreamKey string) error {
+	_, err := on.Exec(ctx, `UPDATE demo.orders SET paying = NULL WHERE paying = $1`, downstreamKey)
+	return err
 }
 
 // book writes down what was charged.
@@ -86,7 +110,7 @@ func (*payments) book(ctx context.Context, tx pgx.Tx, order int64, charge string
 	if _, err := statuses.Move(ctx, tx, "paid", order); err != nil {
 		return err
 	}
-	_, err := tx.Exec(ctx, `UPDATE demo.orders SET charge = $2 WHERE id = $1`, order, charge)
+	_, err := tx.Exec(ctx, `UPDATE demo.orders SET charge = $2, paying = NULL WHERE id = $1`, order, charge)
 	return err
 }
 
@@ -113,9 +137,9 @@ func (p *payments) Ask(ctx context.Context, r idempotency.Record, _ []idempotenc
 }
 
 // Commit books what Ask has found.
-func (p *payments) Commit(ctx context.Context, tx pgx.Tx, _ idempotency.Record, found idempotency.Resolution) error {
+func (p *payments) Commit(ctx context.Context, tx pgx.Tx, r idempotency.Record, found idempotency.Resolution) error {
 	if found.Outcome != idempotency.OutcomeSucceeded {
-		return nil
+		return release(ctx, tx, r.DownstreamKey(chargeStep))
 	}
 	var response idempotencyhttp.Response
 	var paid payment

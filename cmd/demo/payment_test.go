@@ -70,6 +70,37 @@ func TestPay_RefusedIsReplayedAndAwayIsTriedAgain(t *testing.T) {
 	require.Equal(t, 1, s.gateway.of(orderID(t, order)))
 }
 
+// Two keys are two payments, but not of one order.
+func TestPay_TwoKeysDoNotPayOneOrderTwice(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, false, noThinking)
+	order := s.post(t, "k", coffee).header.Get("Location")
+	const keys = 6
+	answers := make([]answer, keys)
+	var group sync.WaitGroup
+	for i := range keys {
+		group.Go(func() {
+			var err error
+			answers[i], err = s.try(t.Context(), http.MethodPost, order+"/pay", keyHeader("p"+strconv.Itoa(i)), strings.NewReader(`{"card":"slow"}`))
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	paid := 0
+	for _, a := range answers {
+		if a.status == http.StatusOK {
+			paid++
+			continue
+		}
+		requireProblem(t, a, http.StatusConflict, "not-payable")
+	}
+	require.Equal(t, 1, paid)
+	require.Equal(t, 1, s.gateway.of(orderID(t, order)))
+	require.Equal(t, 1, s.number(t, `SELECT count(*) FROM demo.orders WHERE status = 'paid' AND charge = 'ch_1' AND paying IS NULL`))
+}
+
 // The service dies behind the charge. The next request finds out, and pays nothing twice.
 func TestPay_AfterACrash(t *testing.T) {
 	t.Parallel()
@@ -100,6 +131,9 @@ func TestPay_AfterACrash(t *testing.T) {
 				AttemptToken: idempotency.NewAttemptToken(), Lease: op.Lease, Takeover: op.Takeover,
 			})
 			require.NoError(t, err)
+			_, err = s.instances[0].service.payments.claim(t.Context(), id, a.Record.DownstreamKey(chargeStep))
+			require.NoError(t, err)
+			requireProblem(t, s.pay(t, "another", order, "4242"), http.StatusConflict, "not-payable")
 			if test.charged {
 				s.gateway.charge(a.Record.DownstreamKey(chargeStep), charge{Order: id, Cents: 2000, Card: "4242"})
 			}
@@ -108,6 +142,11 @@ func TestPay_AfterACrash(t *testing.T) {
 				require.Equal(t, test.status, got.status, got.body)
 			}
 			require.Equal(t, test.charges, s.gateway.of(id))
+			require.Zero(t, s.number(t, `SELECT count(*) FROM demo.orders WHERE paying IS NOT NULL`))
+			if !test.charged {
+				require.Equal(t, http.StatusOK, s.pay(t, "anew", order, "4242").status)
+				require.Equal(t, 1, s.gateway.of(id))
+			}
 			_, voided := s.gateway.charge(a.Record.DownstreamKey(chargeStep), charge{Order: id})
 			require.Equal(t, !test.charged, voided, "the dead service's request comes late")
 		})

@@ -18,6 +18,7 @@ CREATE TABLE demo.orders (
     quantity        integer NOT NULL,
     coupon          text,
     status          text NOT NULL DEFAULT 'created',
+    paying          text, -- the downstream key of the payment that is on its way: two keys must not pay one order
     charge          text, -- what the payment gateway calls its payment
     created_at      timestamptz NOT NULL DEFAULT statement_timestamp(),
     CONSTRAINT orders_status_check CHECK (status IN ('created', 'paid', 'shipped', 'delivered', 'refunded')),
@@ -25,6 +26,7 @@ CREATE TABLE demo.orders (
 );
 -- Not unique, on purpose: it serves the storm's own check, which looks for keys with more than one order.
 CREATE INDEX orders_idempotency_key_idx ON demo.orders (idempotency_key);
+CREATE INDEX orders_paying_idx ON demo.orders (paying) WHERE paying IS NOT NULL;
 COMMENT ON TABLE demo.orders IS 'Orders that were accepted. idempotency_key is the client''s key, for people; two orders may have the same one as far as this table is concerned.';
 
 CREATE TABLE demo.coupons (

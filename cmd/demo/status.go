@@ -72,6 +72,8 @@ func (s *service) move(ctx context.Context, id int64, status string) error {
 	})
 }
 
+var errStatus = invalid("body", `must be a JSON object with the status to come to, such as {"status":"paid"}, and nothing behind it`)
+
 func parseStatus(body io.Reader) (string, error) {
 	text, err := io.ReadAll(body)
 	if err != nil {
@@ -80,8 +82,11 @@ func parseStatus(body io.Reader) (string, error) {
 	var in orderStatus
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&in); err != nil || in.Status == "" || in.ID != 0 || decoder.More() {
-		return "", invalid("body", `must be a JSON object with the status to come to, such as {"status":"paid"}`)
+	if err := decoder.Decode(&in); err != nil || in.Status == "" || in.ID != 0 {
+		return "", errStatus
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) { // More would let "}" and "]" pass
+		return "", errStatus
 	}
 	return in.Status, nil
 }

@@ -32,7 +32,7 @@ func TestPutStatus_OnlyTheDeclaredWay(t *testing.T) {
 	require.Contains(t, refused.body, "It is delivered")
 	require.Equal(t, placed.body, s.post(t, "k", coffee).body, "the answer to the order is what it was")
 
-	for _, body := range []string{``, `{}`, `{"status":"lost"}`, `{"status":"paid","x":1}`, `{"status":"paid"}{}`, `[]`, `{"status":7}`} {
+	for _, body := range []string{``, `{}`, `{"status":"lost"}`, `{"status":"paid","x":1}`, `{"status":"paid"}{}`, `{"status":"delivered"}}`, `{"status":"delivered"}]`, `[]`, `{"status":7}`} {
 		requireProblem(t, s.put(t, order, body), http.StatusBadRequest, "invalid-request")
 	}
 	requireProblem(t, s.put(t, "/orders/4711", `{"status":"paid"}`), http.StatusNotFound, "not-found")

@@ -37,7 +37,7 @@ type Config struct {
 	// Default: 2 min.
 	MaxTime time.Duration
 	// MaxAnswer is how many bytes of an answer's body are read before it is handed on, so that one that breaks off is asked for
-	// again. The rest of a longer one is read by the caller, at the caller's risk.
+	// again. The rest of a longer one is read by the caller, at the caller's risk. Of answers of 400 and above it is 64 KiB at least.
 	// Default: 1 MiB.
 	MaxAnswer int
 	// Statuses from 500 to 599 that are worth a retry beside the problems of the library: those of a proxy in front of the service,

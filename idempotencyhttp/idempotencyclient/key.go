@@ -29,7 +29,7 @@ func Replayed(resp *http.Response) bool { return resp.Header.Get(HeaderReplayed)
 func (t *Transport) keyFor(req *http.Request) (string, error) {
 	switch own := req.Header.Values(HeaderKey); {
 	case len(own) == 1:
-		return own[0], nil
+		return own[0], checkHeader(own[0])
 	case len(own) > 1:
 		return "", invalidKey("must be set once")
 	}
@@ -47,14 +47,30 @@ func (t *Transport) keyFor(req *http.Request) (string, error) {
 	return quoted(key)
 }
 
+// checkHeader refuses what cannot be a key in any form. A blank one would be sent again and again, and protect nothing where
+// keys are optional.
+func checkHeader(value string) error {
+	if strings.TrimSpace(value) == "" {
+		return invalidKey("must not be blank: leave it out to have one made")
+	}
+	return printable(value)
+}
+
+func printable(value string) error {
+	for i := range len(value) {
+		if value[i] < ' ' || value[i] > '~' {
+			return invalidKey("must be printable ASCII")
+		}
+	}
+	return nil
+}
+
 func quoted(key string) (string, error) {
 	if len(key) < 1 || len(key) > 255 {
 		return "", invalidKey("must be 1 to 255 bytes")
 	}
-	for i := range len(key) {
-		if key[i] < ' ' || key[i] > '~' {
-			return "", invalidKey("must be printable ASCII")
-		}
+	if err := printable(key); err != nil {
+		return "", err
 	}
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(key) + `"`, nil
 }

@@ -72,6 +72,12 @@ type call struct {
 	pause    time.Duration  // that it asked for
 }
 
+// errNothing is not retried away: the base is broken, and no other attempt comes to anything else.
+var errNothing = errors.New("idempotencyclient: the base transport returned neither an answer nor an error")
+
+// minProblem is how much of an answer that may be a problem is read whatever MaxAnswer says: half a problem tells nothing.
+const minProblem = 64 << 10
+
 // errAnswered marks an attempt whose answer is worth a retry.
 var errAnswered = errors.New("answered")
 
@@ -86,6 +92,9 @@ func (c *call) run() (*http.Response, error) {
 	case errors.Is(err, errAnswered):
 		return c.last, nil
 	}
+	if c.last != nil {
+		_ = c.last.Body.Close() // the limit or the context has ended in a pause
+	}
 	if c.problem != nil && over.Err() != nil {
 		err = fmt.Errorf("%w, after %w", err, c.problem) // which says more than "deadline exceeded"
 	}
@@ -95,7 +104,7 @@ func (c *call) run() (*http.Response, error) {
 // backoff tells the pause before another attempt, and whether there is one.
 func (c *call) backoff(ctx context.Context) retry.Backoff {
 	config := c.t.config
-	growing := retry.WithJitterPercent(25, retry.WithCappedDuration(config.MaxPause, retry.NewExponential(config.Pause)))
+	growing := retry.WithCappedDuration(config.MaxPause, retry.WithJitterPercent(25, retry.NewExponential(config.Pause)))
 	return retry.WithMaxRetries(uint64(config.Attempts-1), retry.BackoffFunc(func() (time.Duration, bool) { //nolint:gosec // validated
 		pause, _ := growing.Next() // it never ends by itself
 		pause = max(pause, c.pause)
@@ -108,6 +117,7 @@ func (c *call) attempt(ctx context.Context) (*http.Response, error) {
 	c.attempts++
 	if c.last != nil {
 		_ = c.last.Body.Close() // nobody is going to read it
+		c.last = nil
 	}
 	resp, text, err := c.send(ctx)
 	if err != nil {
@@ -158,10 +168,24 @@ func (c *call) exchange(ctx context.Context, cancel context.CancelFunc) (*http.R
 	}
 	again.Header[HeaderKey] = []string{c.key}
 	resp, err := c.t.base.RoundTrip(again)
-	if err != nil {
+	switch {
+	case err != nil:
+		if resp != nil && resp.Body != nil {
+			_ = resp.Body.Close() // of a base that breaks the rules: the error counts
+		}
 		return nil, nil, err
+	case resp == nil:
+		return nil, nil, errNothing
+	case resp.Body == nil:
+		resp.Body = http.NoBody
+	}
+	if resp.Request == nil || resp.Request.Header.Get(HeaderKey) == "" {
+		resp.Request = again // it tells the key, whatever the base is
 	}
 	limit := c.t.config.MaxAnswer
+	if resp.StatusCode >= http.StatusBadRequest {
+		limit = max(limit, minProblem)
+	}
 	text, err := io.ReadAll(io.LimitReader(resp.Body, int64(limit)+1))
 	if err != nil {
 		_ = resp.Body.Close() // the error of the read is the one that counts

@@ -34,7 +34,7 @@ func (t *Transport) worthARetry(p *ProblemError) bool {
 func final(err error) bool {
 	var stranger *tls.CertificateVerificationError
 	var body *bodyError
-	return errors.As(err, &stranger) || errors.As(err, &body)
+	return errors.As(err, &stranger) || errors.As(err, &body) || errors.Is(err, errNothing)
 }
 
 // unsent: the service has not even been reached.
