@@ -205,8 +205,14 @@ func outside(ctx context.Context, conn *pgx.Conn) *running {
 }
 
 // report returns the context for the rest of the call: in it the statement's own preparation, and what a pool sends on a new
-// connection, are not reported again.
-func (t *Tracer) report(ctx context.Context, inside *running, call, sql string) context.Context {
+// connection, are not reported again. A panic of whoever is told is the call's error: through pgx it would go without giving the
+// connection back.
+func (t *Tracer) report(ctx context.Context, inside *running, call, sql string) (rest context.Context) {
+	defer func() {
+		if p := recover(); p != nil {
+			rest = refused{ctx, fmt.Errorf("txn: report %s outside the function's transaction: panic: %v", call, p)}
+		}
+	}()
 	event := idempotency.OutsideTransaction{Key: inside.key, Call: call, SQL: sql, Caller: caller(), Refused: t.refuse}
 	innermost, _ := ctx.Value(runningKey{}).(*running)
 	ctx = untraced(ctx, innermost)
