@@ -27,7 +27,14 @@ func (i *Interceptor) serve(ctx context.Context, in any, info *grpc.UnaryServerI
 	if !i.rules.Protects(info.FullMethod, keys) {
 		return handler(ctx, in)
 	}
-	out := i.rules.Do(ctx, &unary.Call{Method: info.FullMethod, Keys: keys, In: in, Handler: handler})
+	var latest *runStream
+	out := i.rules.Do(ctx, &unary.Call{Method: info.FullMethod, Keys: keys, In: in, Handler: func(ctx context.Context, in any) (any, error) {
+		ctx, latest = streamOfRun(ctx)
+		return handler(ctx, in)
+	}})
+	if out.Own {
+		latest.send()
+	}
 	if out.Replayed {
 		_ = grpc.SetHeader(ctx, metadata.Pairs(MetadataReplayed, "true")) // an error: the call is over, and nobody reads it
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -204,8 +205,14 @@ func outside(ctx context.Context, conn *pgx.Conn) *running {
 }
 
 // report returns the context for the rest of the call: in it the statement's own preparation, and what a pool sends on a new
-// connection, are not reported again.
-func (t *Tracer) report(ctx context.Context, inside *running, call, sql string) context.Context {
+// connection, are not reported again. A panic of whoever is told is the call's error: through pgx it would go without giving the
+// connection back.
+func (t *Tracer) report(ctx context.Context, inside *running, call, sql string) (rest context.Context) {
+	defer func() {
+		if p := recover(); p != nil {
+			rest = refused{ctx, fmt.Errorf("txn: report %s outside the function's transaction: panic: %v", call, p)}
+		}
+	}()
 	event := idempotency.OutsideTransaction{Key: inside.key, Call: call, SQL: sql, Caller: caller(), Refused: t.refuse}
 	innermost, _ := ctx.Value(runningKey{}).(*running)
 	ctx = untraced(ctx, innermost)
@@ -220,14 +227,19 @@ func (t *Tracer) report(ctx context.Context, inside *running, call, sql string) 
 	return ctx
 }
 
-// caller is the innermost place that is neither pgx's nor ours.
+// between are the packages between a program's statement and pgx. Only the place before them says whose statement it is.
+var between = []string{
+	"github.com/jackc/", "database/sql.", "github.com/pgonce/pgonce/txn.", "github.com/pgonce/pgonce/txnsql.",
+	"gorm.io/", "github.com/jmoiron/sqlx.", "entgo.io/ent/",
+}
+
+// caller is the innermost place that is none of theirs.
 func caller() string {
 	pcs := make([]uintptr, 64)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
 	for {
 		frame, more := frames.Next()
-		if !strings.Contains(frame.Function, "github.com/jackc/") && !strings.HasPrefix(frame.Function, "database/sql.") &&
-			!strings.HasPrefix(frame.Function, "github.com/pgonce/pgonce/txn.") {
+		if !slices.ContainsFunc(between, func(path string) bool { return strings.HasPrefix(frame.Function, path) }) {
 			return frame.File + ":" + strconv.Itoa(frame.Line)
 		}
 		if !more {

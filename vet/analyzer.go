@@ -31,11 +31,16 @@ type checker struct {
 	decls       map[*types.Func]*function
 	order       []*types.Func           // of the declarations, so that the same thing is said every time
 	definitions map[*types.Var]ast.Expr // nil: more than one
+	repooled    map[*types.Var]bool     // GORM's that get a ConnPool, which is the transaction
 	roots       []*function
-	free        map[*ast.FuncLit]bool // run in a transaction of their own, or in none
-	known       map[*types.Func]*effects
-	allowed     allowances
-	said        map[string]bool
+	// Parameters that are functions, and the declarations that run theirs in a transaction.
+	functionParams map[*types.Var]paramOf
+	wrappers       map[*types.Func][]int
+	free           map[*ast.FuncLit]bool // run in a transaction of their own, or in none
+	known          map[*types.Func]*effects
+	closures       map[*ast.FuncLit]*effects
+	allowed        allowances
+	said           map[string]bool
 }
 
 // function is a declaration or a literal.
@@ -51,12 +56,14 @@ func run(pass *analysis.Pass) (any, error) {
 		return nil, nil //nolint:nilnil // nothing to say of it
 	}
 	c := &checker{
-		Pass: pass, decls: map[*types.Func]*function{}, definitions: map[*types.Var]ast.Expr{}, free: map[*ast.FuncLit]bool{},
+		Pass: pass, decls: map[*types.Func]*function{}, definitions: map[*types.Var]ast.Expr{}, repooled: map[*types.Var]bool{},
+		functionParams: map[*types.Var]paramOf{}, wrappers: map[*types.Func][]int{}, free: map[*ast.FuncLit]bool{},
 		known: map[*types.Func]*effects{}, said: map[string]bool{},
 	}
 	c.allowed = c.readAllowances()
 	c.collect()
 	c.findRoots()
+	c.findWrapped()
 	c.learn()
 	for _, root := range c.roots {
 		c.scan(root, func(f finding) { c.report(f) })
@@ -76,12 +83,20 @@ func (c *checker) collect() {
 			if obj, is := c.TypesInfo.Defs[d.Name].(*types.Func); is {
 				c.order = append(c.order, obj)
 				c.decls[obj] = &function{body: d.Body, params: c.params(d)}
+				for v, index := range c.decls[obj].params {
+					if _, is := v.Type().Underlying().(*types.Signature); is {
+						c.functionParams[v] = paramOf{obj, index}
+					}
+				}
 			}
 		}
 		ast.Inspect(file, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.AssignStmt:
 				c.define(n.Lhs, n.Rhs)
+				for _, to := range n.Lhs {
+					c.repool(to)
+				}
 			case *ast.ValueSpec:
 				names := make([]ast.Expr, len(n.Names))
 				for i, name := range n.Names {
@@ -148,6 +163,20 @@ func (c *checker) define(names, values []ast.Expr) {
 	}
 }
 
+func (c *checker) repool(to ast.Expr) {
+	field, is := to.(*ast.SelectorExpr)
+	if !is || field.Sel.Name != "ConnPool" {
+		return
+	}
+	if statement, is := field.X.(*ast.SelectorExpr); is {
+		if id, is := statement.X.(*ast.Ident); is {
+			if v, is := c.TypesInfo.ObjectOf(id).(*types.Var); is {
+				c.repooled[v] = true
+			}
+		}
+	}
+}
+
 func (c *checker) undefine(id *ast.Ident) {
 	if v, is := c.TypesInfo.ObjectOf(id).(*types.Var); is {
 		c.definitions[v] = nil
@@ -157,9 +186,9 @@ func (c *checker) undefine(id *ast.Ident) {
 // learn finds out what the package's functions do, until nothing new comes to light, and tells the packages that import it.
 func (c *checker) learn() {
 	for changed := true; changed; {
-		changed = false
+		changed, c.closures = false, map[*ast.FuncLit]*effects{}
 		for _, obj := range c.order {
-			e := &effects{}
+			e := &effects{Runs: c.wrappers[obj]}
 			c.scan(c.decls[obj], func(f finding) { e.add(f, c.place(f.pos)) })
 			if old := c.known[obj]; old == nil && !e.empty() || old != nil && e.size() != old.size() {
 				c.known[obj], changed = e, true

@@ -11,5 +11,5 @@ import (
 // The packages in testdata say themselves what is to be found in them, and what is not.
 func TestAnalyzer(t *testing.T) {
 	t.Parallel()
-	analysistest.Run(t, analysistest.TestData(), vet.Analyzer, "store", "orders", "edges", "accepted", "quiet")
+	analysistest.Run(t, analysistest.TestData(), vet.Analyzer, "store", "orders", "edges", "accepted", "quiet", "services", "odd")
 }

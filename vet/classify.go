@@ -31,10 +31,14 @@ func (c *checker) classify(fn *function, e ast.Expr) (origin, int) {
 			if !is {
 				return unknown, always
 			}
+			var redefined bool
+			definition, redefined = c.definitions[v]
 			if param, is := fn.params[v]; is {
+				if redefined && handleOf(t) == txHandle {
+					return own, always // "tx, err := tx.Begin(ctx)" is the same variable: a savepoint from there on
+				}
 				return ofParam, param
 			}
-			definition = c.definitions[v]
 			if definition == nil && handleOf(t) == txHandle && fn.literal != nil && !v.IsField() && v.Parent() != c.Pkg.Scope() &&
 				(v.Pos() < fn.literal.Pos() || v.Pos() > fn.literal.End()) {
 				return captured, always
@@ -69,7 +73,7 @@ func (c *checker) originOf(fn *function, definition, use ast.Expr) origin {
 	switch {
 	case handleOf(c.TypesInfo.TypeOf(use)) == txHandle && outer:
 		return captured
-	case named(callee, txnPath, "FromContext"):
+	case fromContext(callee):
 		return ofFunction
 	case handleOf(c.TypesInfo.TypeOf(use)) == txHandle:
 		return own // a savepoint, or begun on a pool, which is a finding of its own
@@ -117,7 +121,7 @@ func (c *checker) madeBefore(fn *function, e ast.Expr) (origin, int) {
 			e = x.X
 		case *ast.Ident:
 			v, is := c.TypesInfo.ObjectOf(x).(*types.Var)
-			if !is || handleOf(v.Type()) == txHandle {
+			if !is || handleOf(v.Type()) == txHandle || c.repooled[v] {
 				return unknown, always
 			}
 			if param, is := fn.params[v]; is {
@@ -137,6 +141,13 @@ func (c *checker) madeBefore(fn *function, e ast.Expr) (origin, int) {
 				return unknown, always
 			}
 			e = definition
+		case *ast.CallExpr: // GORM's, another session of the same
+			on, is := ast.Unparen(x.Fun).(*ast.SelectorExpr)
+			callee := c.callee(x)
+			if !is || callee == nil || receiver(callee) == nil || handleOf(receiver(callee)) != madeHandle || handleOf(c.TypesInfo.TypeOf(x)) != madeHandle {
+				return unknown, always
+			}
+			e = on.X
 		default:
 			return unknown, always
 		}

@@ -75,7 +75,7 @@ func TestCommand_FindsInARealService(t *testing.T) {
 			want = append(want, fmt.Sprintf("service.go:%d", i+1))
 		}
 	}
-	require.Len(t, want, 6)
+	require.Len(t, want, 8)
 	for name, cmd := range map[string]*exec.Cmd{
 		"go vet":    command(t, dir, "-mod=mod", "go", "vet", "-vettool="+binary, "./..."),
 		"by itself": command(t, dir, "-mod=mod", binary, "./..."),
@@ -94,9 +94,11 @@ func TestCommand_FindsNothingInTheRepository(t *testing.T) {
 	t.Parallel()
 	binary := build(t)
 	for dir, packages := range map[string][]string{
-		"..":                 {"./cmd/demo", "./txn", "./idempotencyhttp", "./idempotencymsg", "./idempotency/...", "./compensator", "./ids"},
-		"../idempotencygrpc": {"./..."},
-		"../cmd/pgonce":      {"./..."},
+		"..":                                    {"./cmd/demo", "./txn", "./txnsql", "./idempotencyhttp", "./idempotencymsg", "./idempotency/...", "./compensator", "./ids"},
+		"../idempotencygrpc":                    {"./..."},
+		"../idempotencygrpc/idempotencyconnect": {"./..."},
+		"../txnsql/orms":                        {"./..."},
+		"../cmd/pgonce":                         {"./..."},
 	} {
 		places, texts := run(t, command(t, dir, "", "go", append([]string{"vet", "-vettool=" + binary}, packages...)...))
 		for i, place := range places {

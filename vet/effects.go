@@ -33,6 +33,7 @@ type effect struct {
 type effects struct {
 	Always []effect
 	Params []paramEffect
+	Runs   []int // the parameters that it has run in a transaction
 }
 
 // What is no parameter's index.
@@ -52,7 +53,7 @@ func (*effects) AFact() {}
 
 func (e *effects) String() string { return fmt.Sprintf("%d effects", e.size()) }
 
-func (e *effects) empty() bool { return e.size() == 0 }
+func (e *effects) empty() bool { return e.size() == 0 && len(e.Runs) == 0 }
 func (e *effects) size() int   { return len(e.Always) + len(e.Params) }
 
 // add takes the first effect of a kind: one is enough to say why.

@@ -9,22 +9,31 @@ import (
 const (
 	pgonce   = "github.com/pgonce/pgonce/"
 	txnPath  = pgonce + "txn"
+	txnSQL   = pgonce + "txnsql"
 	hubPath  = pgonce + "idempotency"
 	httpPath = pgonce + "idempotencyhttp"
 	msgPath  = pgonce + "idempotencymsg"
 	pgxPath  = "github.com/jackc/pgx/v5"
 	poolPath = pgxPath + "/pgxpool"
 	sqlPath  = "database/sql"
+	sqlxPath = "github.com/jmoiron/sqlx"
+	gormPath = "gorm.io/gorm"
 	netHTTP  = "net/http"
 	grpcPath = "google.golang.org/grpc"
+	connPath = "connectrpc.com/connect"
 )
 
 // opaque packages are known by what is said of them here, and not looked into.
 func opaque(path string) bool {
-	return path == pgxPath || strings.HasPrefix(path, pgxPath+"/") ||
+	for _, known := range []string{pgxPath, gormPath, sqlxPath} {
+		if path == known || strings.HasPrefix(path, known+"/") {
+			return true
+		}
+	}
+	return strings.HasPrefix(path, pgonce+"idempotencygrpc") ||
 		slices.Contains([]string{
-			txnPath, hubPath, httpPath, msgPath, pgonce + "redisfront", pgonce + "localfront", pgonce + "compensator",
-			pgonce + "idempotencygrpc", pgonce + "ids", hubPath + "/idempotencytest",
+			txnPath, txnSQL, hubPath, httpPath, msgPath, pgonce + "redisfront", pgonce + "localfront", pgonce + "compensator",
+			pgonce + "ids", hubPath + "/idempotencytest",
 		}, path)
 }
 
@@ -35,6 +44,15 @@ var statements = []string{
 	"ExecContext", "QueryContext", "QueryRowContext", "PrepareContext", "PingContext",
 }
 
+// ofLibraries are those of sqlx and of GORM, by which they ask.
+var ofLibraries = []string{
+	"Get", "Select", "NamedExec", "NamedQuery", "Queryx", "QueryRowx", "MustExec", "Beginx", "MustBegin", "Preparex", "PrepareNamed", "Connx",
+	"GetContext", "SelectContext", "NamedExecContext", "NamedQueryContext", "QueryxContext", "QueryRowxContext", "MustExecContext",
+	"BeginTxx", "MustBeginTx", "PreparexContext", "PrepareNamedContext",
+	"Create", "CreateInBatches", "Save", "First", "Take", "Last", "Find", "FindInBatches", "FirstOrInit", "FirstOrCreate", "Update",
+	"Updates", "UpdateColumn", "UpdateColumns", "Delete", "Count", "Row", "Rows", "Scan", "Pluck", "Connection", "Transaction", "AutoMigrate",
+}
+
 // handle says what a type is to a function: a way past its transaction, a connection that may be its own, or a transaction.
 type handle int
 
@@ -43,6 +61,7 @@ const (
 	pastHandle
 	connHandle
 	txHandle
+	madeHandle // of what it was made with: GORM's, a prepared statement
 )
 
 func handleOf(t types.Type) handle {
@@ -54,14 +73,30 @@ func handleOf(t types.Type) handle {
 		return noHandle
 	}
 	switch n.Obj().Pkg().Path() + "." + n.Obj().Name() {
-	case poolPath + ".Pool", poolPath + ".Conn", sqlPath + ".DB", sqlPath + ".Conn":
+	case poolPath + ".Pool", poolPath + ".Conn", sqlPath + ".DB", sqlPath + ".Conn", sqlxPath + ".DB", sqlxPath + ".Conn":
 		return pastHandle
 	case pgxPath + ".Conn":
 		return connHandle
-	case pgxPath + ".Tx":
+	case pgxPath + ".Tx", sqlPath + ".Tx":
 		return txHandle
+	case gormPath + ".DB", sqlPath + ".Stmt":
+		return madeHandle
 	}
 	return noHandle
+}
+
+// embedsPool reports whether a struct asks through a pool or a connection that is embedded in it.
+func embedsPool(t types.Type) bool {
+	if t == nil {
+		return false
+	}
+	for _, method := range []string{"Begin", "Exec", "ExecContext"} {
+		obj, index, _ := types.LookupFieldOrMethod(t, true, nil, method)
+		if fn, is := obj.(*types.Func); is && len(index) > 1 && handleOf(receiver(fn)) == pastHandle {
+			return true
+		}
+	}
+	return false
 }
 
 // receiver is a method's, nil for a function.
@@ -70,6 +105,20 @@ func receiver(fn *types.Func) types.Type {
 		return recv.Type()
 	}
 	return nil
+}
+
+// isNamed reports whether t is that type of that package, or a pointer to it.
+func isNamed(t types.Type, path, name string) bool {
+	if p, is := types.Unalias(t).(*types.Pointer); is {
+		t = p.Elem()
+	}
+	n, is := types.Unalias(t).(*types.Named)
+	return is && n.Obj().Pkg() != nil && n.Obj().Pkg().Path() == path && n.Obj().Name() == name
+}
+
+// fromContext reports whether fn gives a function its transaction: the FromContext of txn, or of txnsql.
+func fromContext(fn *types.Func) bool {
+	return fn != nil && (named(fn, txnPath, "FromContext") || named(fn, txnSQL, "FromContext"))
 }
 
 // named reports whether fn is that function of that package.
@@ -110,6 +159,13 @@ func sends(m *types.Func) bool {
 	return false
 }
 
+// asksBy reports whether a method asks a database.
+func asksBy(method *types.Func) bool {
+	h := handleOf(receiver(method))
+	return slices.Contains(statements, method.Name()) && (h != noHandle || sends(method)) ||
+		slices.Contains(ofLibraries, method.Name()) && (h == pastHandle || h == madeHandle)
+}
+
 // away reports whether fn calls another service.
 func away(fn *types.Func) bool {
 	if fn.Pkg() == nil {
@@ -123,6 +179,13 @@ func away(fn *types.Func) bool {
 			return slices.Contains([]string{"Do", "Get", "Head", "Post", "PostForm"}, fn.Name())
 		default:
 			return fn.Name() == "RoundTrip"
+		}
+	}
+	if r := receiver(fn); r != nil && fn.Signature().Params().Len() == 2 {
+		// A generated Connect client is an interface with the methods of the handlers', and those are no interface where they are called.
+		request := fn.Signature().Params().At(1).Type()
+		if isNamed(request, connPath, "Request") && (types.IsInterface(r) || isNamed(r, connPath, "Client")) {
+			return true
 		}
 	}
 	// A method of a generated gRPC client, also called through its interface.

@@ -4,7 +4,6 @@ import (
 	"go/ast"
 	"go/types"
 
-	"golang.org/x/tools/go/analysis"
 	"golang.org/x/tools/go/types/typeutil"
 )
 
@@ -16,6 +15,10 @@ var entries = map[string]entry{
 	txnPath + ".WithIdempotencyTx":   {4, -1},
 	txnPath + ".WithIdempotencyMany": {3, -1},
 	txnPath + ".WithLease":           {4, 3},
+	txnSQL + ".WithIdempotency":      {3, -1},
+	txnSQL + ".WithIdempotencyTx":    {4, -1},
+	txnSQL + ".WithIdempotencyMany":  {3, -1},
+	txnSQL + ".WithLease":            {4, 3},
 	httpPath + ".OnCommit":           {1, -1},
 }
 
@@ -62,7 +65,7 @@ func (c *checker) takesFromContext(body *ast.BlockStmt) (found bool) {
 			if call, is := assign.Rhs[0].(*ast.CallExpr); is {
 				fn := c.callee(call)
 				to, is := assign.Lhs[0].(*ast.Ident)
-				found = found || fn != nil && named(fn, txnPath, "FromContext") && is && to.Name != "_"
+				found = found || fromContext(fn) && is && to.Name != "_"
 			}
 		}
 		_, literal := n.(*ast.FuncLit)
@@ -92,6 +95,9 @@ func (c *checker) rootsOfCall(call *ast.CallExpr) {
 	}
 	if e, is := entries[fn.Pkg().Path()+"."+fn.Name()]; is && receiver(fn) == nil && len(call.Args) > e.inside {
 		c.root(call.Args[e.inside])
+		if named(fn, txnSQL, "WithIdempotencyTx") {
+			c.sameTransaction(call.Args[2], call.Args[e.inside])
+		}
 		if e.free >= 0 {
 			if literal, is := c.resolve(call.Args[e.free]).(*ast.FuncLit); is {
 				c.free[literal] = true
@@ -109,7 +115,8 @@ func (c *checker) rootsOfCall(call *ast.CallExpr) {
 
 // callee is the function that a call calls, if it can be told.
 func (c *checker) callee(call *ast.CallExpr) *types.Func {
-	if fn, is := typeutil.Callee(c.TypesInfo, call).(*types.Func); is {
+	// A method value in a variable is called like the method.
+	if fn, is := typeutil.Callee(c.TypesInfo, &ast.CallExpr{Fun: c.resolve(call.Fun)}).(*types.Func); is {
 		return fn.Origin()
 	}
 	return nil
@@ -136,6 +143,8 @@ func (c *checker) resolve(e ast.Expr) ast.Expr {
 				return e
 			}
 			e = x.X
+		case *ast.IndexListExpr:
+			e = x.X
 		default:
 			return e
 		}
@@ -149,6 +158,10 @@ func (c *checker) root(e ast.Expr) {
 	case *ast.FuncLit:
 		c.rootLiteral(x)
 	case *ast.Ident:
+		if v, is := c.TypesInfo.Uses[x].(*types.Var); is {
+			c.runs(v)
+			return
+		}
 		c.rootNamed(e, c.TypesInfo.Uses[x])
 	case *ast.SelectorExpr:
 		c.rootNamed(e, c.TypesInfo.Uses[x.Sel])
@@ -176,6 +189,21 @@ func (c *checker) rootLiteral(literal *ast.FuncLit) {
 	}
 }
 
+// sameTransaction: the function of txnsql.WithIdempotencyTx gets the caller's transaction itself, so that may be used by either name.
+func (c *checker) sameTransaction(outer, given ast.Expr) {
+	id, is := ast.Unparen(outer).(*ast.Ident)
+	if !is {
+		return
+	}
+	if v, is := c.TypesInfo.ObjectOf(id).(*types.Var); is {
+		for _, root := range c.roots {
+			if root.literal != nil && c.resolve(given) == ast.Expr(root.literal) {
+				root.params[v] = 1
+			}
+		}
+	}
+}
+
 // rootNamed: of another package only what it does is known, so that is said where it is given.
 func (c *checker) rootNamed(at ast.Expr, obj types.Object) {
 	fn, is := obj.(*types.Func)
@@ -190,8 +218,7 @@ func (c *checker) rootNamed(at ast.Expr, obj types.Object) {
 	if e := c.effectsOf(fn); e != nil {
 		for _, one := range e.Always {
 			if !c.allowed.accepts(c.Fset.Position(at.Pos()), one.Kind) {
-				f := finding{effect: one, via: fn.Name(), param: always}
-				c.Report(analysis.Diagnostic{Pos: at.Pos(), Category: string(one.Kind), Message: f.String()})
+				c.report(finding{pos: at.Pos(), effect: one, via: fn.Name(), param: always})
 			}
 		}
 	}

@@ -102,8 +102,7 @@ func (c *checker) asksForTransaction(cond ast.Expr) (asked, negated bool) {
 	if !is {
 		return false, false
 	}
-	fn := c.callee(call)
-	return fn != nil && named(fn, txnPath, "FromContext"), negated
+	return fromContext(c.callee(call)), negated
 }
 
 func (c *checker) emit(found func(finding), f finding) {
@@ -115,29 +114,33 @@ func (c *checker) emit(found func(finding), f finding) {
 func (c *checker) scanCall(fn *function, call *ast.CallExpr, found func(finding), emit func(token.Pos, kind, int, string)) {
 	callee := c.callee(call)
 	if callee == nil {
+		c.scanClosure(fn, call, found)
 		return
 	}
 	if away(callee) {
 		emit(call.Pos(), kindHTTP, always, "calls "+name(callee))
 		return
 	}
-	if selector, is := ast.Unparen(call.Fun).(*ast.SelectorExpr); is && receiver(callee) != nil {
+	if selector, is := c.resolve(call.Fun).(*ast.SelectorExpr); is && receiver(callee) != nil {
 		c.scanMethod(fn, call, selector.X, callee, emit)
 	}
 	c.scanArguments(fn, call, callee, emit)
-	e := c.effectsOf(callee)
-	if e == nil {
-		return
+	if e := c.effectsOf(callee); e != nil {
+		c.follow(fn, call, e, callee.Name(), found)
 	}
+}
+
+// follow says of a call what is known of the function that it calls.
+func (c *checker) follow(fn *function, call *ast.CallExpr, e *effects, via string, found func(finding)) {
 	for _, one := range e.Always {
-		c.emit(found, finding{pos: call.Pos(), effect: one, via: callee.Name(), param: always})
+		c.emit(found, finding{pos: call.Pos(), effect: one, via: via, param: always})
 	}
 	for _, p := range e.Params {
 		given := c.given(call, p.Index)
 		if given == nil {
 			continue
 		}
-		f := finding{pos: call.Pos(), effect: p.Effect, via: callee.Name(), param: always}
+		f := finding{pos: call.Pos(), effect: p.Effect, via: via, param: always}
 		origin, param := c.classify(fn, given)
 		if origin == unknown && p.Effect.Kind == kindPool {
 			origin, param = c.madeBefore(fn, given)
@@ -158,7 +161,7 @@ func (c *checker) scanCall(fn *function, call *ast.CallExpr, found func(finding)
 // given is the argument of that index, or what a method is called on.
 func (c *checker) given(call *ast.CallExpr, index int) ast.Expr {
 	if index == ofReceiver {
-		if selector, is := ast.Unparen(call.Fun).(*ast.SelectorExpr); is {
+		if selector, is := c.resolve(call.Fun).(*ast.SelectorExpr); is {
 			return selector.X
 		}
 		return nil
@@ -181,7 +184,7 @@ func name(fn *types.Func) string {
 var endsTransaction = regexp.MustCompile(`(?i)^\s*(commit|end|abort|begin|start\s+transaction|prepare\s+transaction|rollback(\s+(work|transaction))?\s*(;|$|and\b))`)
 
 func (c *checker) scanMethod(fn *function, call *ast.CallExpr, on ast.Expr, callee *types.Func, emit func(token.Pos, kind, int, string)) {
-	asked := slices.Contains(statements, callee.Name()) && (handleOf(receiver(callee)) != noHandle || sends(callee))
+	asked := asksBy(callee)
 	origin, param := c.classify(fn, on)
 	if origin == unknown && handleOf(receiver(callee)) == pastHandle {
 		origin = past // a struct that embeds one
@@ -199,14 +202,14 @@ func (c *checker) scanMethod(fn *function, call *ast.CallExpr, on ast.Expr, call
 		switch ending := callee.Name() == "Commit" || callee.Name() == "Rollback"; {
 		case fn.literal != nil && origin == captured:
 			emit(call.Pos(), kindTx, always, "uses a transaction from around it")
-		case !ending && !c.endsBySQL(call):
+		case !ending && !c.endsBySQL(call, callee):
 		case origin == ofParam && !fn.isRoot:
 			emit(call.Pos(), kindTx, param, "ends the transaction")
 		case origin == ofParam, origin == ofFunction:
 			emit(call.Pos(), kindTx, always, "ends the transaction")
 		}
-	case noHandle:
-		if !asked || !types.IsInterface(receiver(callee)) {
+	case noHandle, madeHandle:
+		if !asked || !types.IsInterface(receiver(callee)) && handleOf(receiver(callee)) != madeHandle {
 			return
 		}
 		if origin == unknown {
@@ -221,12 +224,16 @@ func (c *checker) scanMethod(fn *function, call *ast.CallExpr, on ast.Expr, call
 	}
 }
 
-func (c *checker) endsBySQL(call *ast.CallExpr) bool {
-	if len(call.Args) < 2 {
-		return false
+// endsBySQL reports whether the first text that a method is given ends the transaction.
+func (c *checker) endsBySQL(call *ast.CallExpr, callee *types.Func) bool {
+	params := callee.Signature().Params()
+	for i := range min(params.Len(), len(call.Args)) {
+		if b, is := params.At(i).Type().(*types.Basic); is && b.Kind() == types.String {
+			sql := c.TypesInfo.Types[call.Args[i]].Value
+			return sql != nil && sql.Kind() == constant.String && endsTransaction.MatchString(constant.StringVal(sql))
+		}
 	}
-	sql := c.TypesInfo.Types[call.Args[1]].Value
-	return sql != nil && sql.Kind() == constant.String && endsTransaction.MatchString(constant.StringVal(sql))
+	return false
 }
 
 // scanArguments sees a pool that is given to something which asks of an interface: sqlc's New, pgx.BeginFunc.
@@ -242,7 +249,11 @@ func (c *checker) scanArguments(fn *function, call *ast.CallExpr, callee *types.
 		if callee.Signature().Variadic() && i == params.Len()-1 || !asks(params.At(i).Type()) || handleOf(params.At(i).Type()) == txHandle {
 			continue
 		}
-		switch origin, param := c.classify(fn, call.Args[i]); origin {
+		origin, param := c.classify(fn, call.Args[i])
+		if origin == unknown && embedsPool(c.TypesInfo.TypeOf(call.Args[i])) {
+			origin = past
+		}
+		switch origin {
 		case past:
 			emit(call.Pos(), kindPool, always, "gives a pool or a connection to "+name(callee))
 		case ofParam:

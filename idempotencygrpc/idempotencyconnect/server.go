@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/http"
 	"reflect"
 
 	"connectrpc.com/connect"
@@ -25,12 +26,17 @@ func (i *Interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		// What this call's own handler came to, with its headers.
 		var latest connect.AnyResponse
 		var latestErr error
+		metadata := metadataOf(ctx)
 		out := i.rules.Do(ctx, &unary.Call{Method: method, Keys: keys, In: req.Any(), Handler: func(ctx context.Context, in any) (any, error) {
+			metadata.restore()
 			if latest, latestErr = next(ctx, withMessage(req, in)); latestErr != nil {
 				return nil, latestErr
 			}
 			return latest.Any(), nil
 		}})
+		if !out.Own {
+			metadata.restore()
+		}
 		switch {
 		case out.Err != nil:
 			return nil, out.Err
@@ -38,11 +44,11 @@ func (i *Interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 			err := errorOf(out.Status)
 			if out.Replayed {
 				err.Meta().Set(HeaderReplayed, "true")
-			} else if own, is := errors.AsType[*connect.Error](latestErr); is && out.Recorded && !connect.IsWireError(latestErr) {
+			} else if own, is := errors.AsType[*connect.Error](latestErr); is && out.Own && !connect.IsWireError(latestErr) {
 				maps.Copy(err.Meta(), own.Meta())
 			}
 			return nil, err
-		case latest != nil && latest.Any() == any(out.Message):
+		case out.Own:
 			return latest, nil
 		}
 		answer := reply{connect.NewResponse(&struct{}{}), out.Message}
@@ -54,6 +60,27 @@ func (i *Interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 }
 
 var errForHandlers = connect.NewError(connect.CodeInternal, errors.New("this interceptor is for handlers: give clients that of idempotencyconnect.Client"))
+
+// metadata are the call's own headers and trailers, which handlers without connect.Response set, as they were before any run.
+type metadata struct{ header, trailer, headerBefore, trailerBefore http.Header }
+
+func metadataOf(ctx context.Context) *metadata {
+	info, is := connect.CallInfoForHandlerContext(ctx)
+	if !is {
+		return &metadata{}
+	}
+	m := &metadata{header: info.ResponseHeader(), trailer: info.ResponseTrailer()}
+	m.headerBefore, m.trailerBefore = m.header.Clone(), m.trailer.Clone()
+	return m
+}
+
+// restore forgets what a run that does not count has set.
+func (m *metadata) restore() {
+	clear(m.header)
+	clear(m.trailer)
+	maps.Copy(m.header, m.headerBefore.Clone())
+	maps.Copy(m.trailer, m.trailerBefore.Clone())
+}
 
 // reply is a response whose message's type nobody here knows.
 type reply struct {

@@ -1,8 +1,13 @@
 package main
 
+import "slices"
+
 // plants are the bugs, the worst first. An old text is changed together with the code that it is copied from; `go test
 // ./internal/planted` says which one does not apply any more.
-var plants = []plant{
+var plants = slices.Concat(libraryPlants, edgePlants)
+
+// libraryPlants are in what every program uses.
+var libraryPlants = []plant{
 	{
 		name: "COMMIT on the request's context",
 		why:  "a client that hangs up breaks the connection at COMMIT: what committed is told as failed, and done again",
@@ -346,35 +351,5 @@ var plants = []plant{
 			new:  `if s.kind == kindUnknown && false {`,
 		}},
 		caught: suite{pkg: "./internal/faultsuite", run: "^TestFault_LostCommitOfMany$"},
-	},
-	{
-		name: "an HTTP client with another key for every try",
-		why:  "an order whose answer was lost is made again",
-		edits: []edit{{
-			file: "idempotencyhttp/idempotencyclient/transport.go",
-			old:  `[]string{c.key}`,
-			new:  `[]string{c.key + string(rune('0'+c.attempts))}`,
-		}},
-		caught: suite{pkg: "./idempotencyhttp/idempotencyclient", run: "^(TestTransport_AnswersLostAfterCommitAreReplayed|TestTransport_SurvivesARestartOfTheService)$"},
-	},
-	{
-		name: "an HTTP client that comes back when it likes",
-		why:  "whoever waits for a running request hammers the service",
-		edits: []edit{{
-			file: "idempotencyhttp/idempotencyclient/transport.go",
-			old:  `pause = max(pause, c.pause)`,
-			new:  `pause = max(pause, 0*c.pause)`,
-		}},
-		caught: suite{pkg: "./idempotencyhttp/idempotencyclient", run: "^TestCase_M13_AClientWaitsAsLongAsTheServiceSays$"},
-	},
-	{
-		name: "an HTTP client that takes every refusal for a bad day",
-		why:  "what is final is sent again and again",
-		edits: []edit{{
-			file: "idempotencyhttp/idempotencyclient/verdict.go",
-			old:  `return slices.Contains(t.config.Statuses, p.Status)`,
-			new:  `return len(slices.Clone(t.config.Statuses)) >= 0`,
-		}},
-		caught: suite{pkg: "./idempotencyhttp/idempotencyclient", run: "^TestTransport_OtherAnswers$"},
 	},
 }

@@ -31,10 +31,13 @@ type shop struct {
 	runner *txnsql.Runner
 }
 
-func newShop(t *testing.T) *shop {
+func newShop(t *testing.T, change ...func(*pgx.ConnConfig)) *shop {
 	t.Helper()
 	config, err := pgx.ParseConfig(pgtest.URL(t))
 	require.NoError(t, err)
+	for _, f := range change {
+		f(config)
+	}
 	s := &shop{db: txnsql.OpenDB(config)}
 	t.Cleanup(func() {
 		require.Zero(t, s.db.Stats().InUse)

@@ -31,6 +31,9 @@ type Outcome struct {
 	Err      error
 	Recorded bool // the status is the handler's, and recorded
 	Replayed bool
+	// Own: it is what the latest run of this call's own handler came to. What that set besides, headers for example, goes with it;
+	// nothing else that a run has set does.
+	Own bool
 }
 
 // Do makes a call once per key.
@@ -39,22 +42,25 @@ func (r *Rules) Do(ctx context.Context, call *Call) Outcome {
 	if err != nil {
 		return r.fail(ctx, call, err)
 	}
-	res, err := txn.WithIdempotency(ctx, r.Runner, request, func(ctx context.Context, tx pgx.Tx) (Reply, error) {
-		return r.run(ctx, tx, call)
+	var latest Reply
+	res, err := txn.WithIdempotency(ctx, r.Runner, request, func(ctx context.Context, tx pgx.Tx) (reply Reply, err error) {
+		latest = Reply{}
+		latest, err = r.run(ctx, tx, call)
+		return latest, err
 	})
 	out := Outcome{}
 	var failed *idempotency.FailedError
 	var own *rolledBackError
 	switch {
 	case err == nil:
-		out = Outcome{Message: res.Value.Message}
+		out = Outcome{Message: res.Value.Message, Own: latest.Message != nil && latest.Message == res.Value.Message}
 	// Before all that may be wrapped in them: what the handler answered is not what happened.
 	case errors.Is(err, idempotency.ErrOutcomeUnknown), errors.Is(err, idempotency.ErrTransactionEnded), errors.Is(err, idempotency.ErrRestart):
 		out = r.fail(ctx, call, err)
 	case errors.As(err, &failed) && res.Value.Status != nil:
-		out = Outcome{Status: res.Value.Status, Recorded: true}
+		out = Outcome{Status: res.Value.Status, Recorded: true, Own: latest.Status == res.Value.Status}
 	case errors.As(err, &own):
-		out = Outcome{Err: own.err}
+		out = Outcome{Err: own.err, Own: true}
 	default:
 		out = r.fail(ctx, call, err)
 	}
@@ -126,7 +132,7 @@ func (r *Rules) run(ctx context.Context, tx pgx.Tx, call *Call) (Reply, error) {
 		if !is || !r.recorded(s.Code()) {
 			return Reply{}, &rolledBackError{err}
 		}
-		return Reply{Status: s}, txn.Final("grpc_"+s.Code().String(), errors.New("the handler answered "+s.Code().String()))
+		return Reply{Status: storable(s)}, txn.Final("grpc_"+s.Code().String(), errors.New("the handler answered "+s.Code().String()))
 	}
 	message, is := out.(proto.Message)
 	switch {

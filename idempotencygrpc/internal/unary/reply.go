@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
+	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -40,8 +42,9 @@ func (r *Reply) EncodeResult() (data []byte, _ string, err error) {
 	s := stored{Code: codes.OK.String()}
 	switch {
 	case r.Status != nil && r.Status.Code() != codes.OK:
-		s.Code, s.Text = r.Status.Code().String(), r.Status.Message()
-		s.Status, err = proto.Marshal(r.Status.Proto())
+		kept := storable(r.Status)
+		s.Code, s.Text = kept.Code().String(), kept.Message()
+		s.Status, err = proto.Marshal(kept.Proto())
 	case r.Message != nil:
 		s.Type = string(r.Message.ProtoReflect().Descriptor().FullName())
 		s.Reply, err = proto.Marshal(r.Message)
@@ -51,6 +54,16 @@ func (r *Reply) EncodeResult() (data []byte, _ string, err error) {
 	}
 	data, err = json.Marshal(s)
 	return data, resultType, err
+}
+
+// storable is the status with a text that a message can hold: transports take any bytes, protobuf does not.
+func storable(s *status.Status) *status.Status {
+	if utf8.ValidString(s.Message()) {
+		return s
+	}
+	p := s.Proto()
+	p.Message = strings.ToValidUTF8(p.Message, "\uFFFD")
+	return status.FromProto(p)
 }
 
 // DecodeResult is for package txn. The message's type is found among those linked into the program.

@@ -3,6 +3,7 @@ package service
 
 import (
 	"context"
+	"database/sql"
 	"net/http"
 
 	"github.com/jackc/pgx/v5"
@@ -13,6 +14,7 @@ import (
 	"github.com/pgonce/pgonce/idempotencyhttp"
 	"github.com/pgonce/pgonce/idempotencymsg"
 	"github.com/pgonce/pgonce/txn"
+	"github.com/pgonce/pgonce/txnsql"
 )
 
 // Service has everything.
@@ -22,6 +24,20 @@ type Service struct {
 	Runner *txn.Runner
 	Inbox  *idempotencymsg.Inbox
 	Once   *idempotencyhttp.Middleware
+	DB     *sql.DB
+	SQL    *txnsql.Runner
+}
+
+// PlaceSQL is Place by database/sql.
+func (s *Service) PlaceSQL(ctx context.Context, req idempotency.Request) error {
+	_, err := txnsql.WithIdempotency(ctx, s.SQL, req, func(ctx context.Context, tx *sql.Tx) (n int64, err error) {
+		defer tx.Rollback()                                          //nolint:errcheck // found
+		if _, err := s.DB.ExecContext(ctx, `SELECT 1`); err != nil { // found
+			return 0, err
+		}
+		return n, tx.QueryRowContext(ctx, `SELECT 1`).Scan(&n)
+	})
+	return err
 }
 
 // Place takes an order.

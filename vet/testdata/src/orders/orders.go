@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"store"
 
+	"connectrpc.com/connect"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgonce/pgonce/idempotency"
@@ -22,6 +23,8 @@ type service struct {
 	store  *store.Store
 	client http.Client
 	stock  stockClient
+	ship   shippingClient
+	direct *connect.Client[int, int]
 	q      *store.Queries
 	dbtx   store.DBTX
 }
@@ -30,6 +33,15 @@ type embedding struct{ *pgxpool.Pool }
 
 type stockClient interface {
 	Reserve(ctx context.Context, sku string, opts ...grpc.CallOption) error
+}
+
+type shippingClient interface {
+	Ship(ctx context.Context, req *connect.Request[int]) (*connect.Response[int], error)
+}
+
+// Ship is a handler, which may be called like any function.
+func (s *service) Ship(ctx context.Context, req *connect.Request[int]) (*connect.Response[int], error) {
+	return nil, nil
 }
 
 var req idempotency.Request
@@ -181,7 +193,10 @@ func (s *service) calls(ctx context.Context, r *http.Request) {
 		_, _ = s.client.Do(r)                                             // want `calls \(\*http.Client\).Do: no rollback takes that back, .* first function of txn.WithLease`
 		_, _ = http.DefaultTransport.RoundTrip(r)                         // want `calls \(http.RoundTripper\).RoundTrip`
 		_, _ = http.Post("http://localhost/pay", "application/json", nil) // want `calls http.Post`
-		_ = s.stock.Reserve(ctx, "tea")                                   // want `calls \(orders.stockClient\).Reserve`
-		return 0, store.Notify()                                          // want `calls Notify, which calls http.Get`
+		_, _ = s.ship.Ship(ctx, nil)                                      // want `calls \(orders.shippingClient\).Ship`
+		_, _ = s.direct.CallUnary(ctx, nil)                               // want `calls \(\*connect.Client.*\).CallUnary`
+		_, _ = s.Ship(ctx, nil)
+		_ = s.stock.Reserve(ctx, "tea") // want `calls \(orders.stockClient\).Reserve`
+		return 0, store.Notify()        // want `calls Notify, which calls http.Get`
 	})
 }

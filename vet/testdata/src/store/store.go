@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/txn"
 )
 
 type Store struct{ pool *pgxpool.Pool }
@@ -74,4 +76,15 @@ func txFrom(context.Context) (pgx.Tx, bool) { return nil, false }
 // Handle is given to a runner elsewhere.
 func (s *Store) Handle(ctx context.Context, tx pgx.Tx) (int, error) { // want Handle:"1 effects"
 	return 0, s.Audit(ctx, "handled")
+}
+
+// Once is a service's own way to call package txn.
+func Once(ctx context.Context, r *txn.Runner, fn func(context.Context, pgx.Tx) (int, error)) { // want Once:"0 effects"
+	_, _ = txn.WithIdempotency(ctx, r, idempotency.Request{}, fn)
+}
+
+// OnceSimply has another function around it.
+func OnceSimply(ctx context.Context, r *txn.Runner, before, fn func(context.Context) error) { // want OnceSimply:"0 effects"
+	_ = before(ctx)
+	Once(ctx, r, func(ctx context.Context, tx pgx.Tx) (int, error) { return 0, fn(ctx) })
 }
