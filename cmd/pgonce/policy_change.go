@@ -184,7 +184,7 @@ func (a *app) newPolicySet() *cobra.Command {
 				}
 			}
 			if enforcement == string(idempotency.EnforcementShadow) || cmd.Flags().Changed("percentage") && percentage < 100 {
-				c.warning = "In shadow a duplicate IS EXECUTED. Only new operations, or those that bear it, belong there."
+				c.warning = shadowWarning
 			}
 			return a.changePolicy(cmd.Context(), &c)
 		},
@@ -202,11 +202,17 @@ func (a *app) newPolicySet() *cobra.Command {
 // declared is what the program says.
 const declared = "declared"
 
+// What is said before something gets weaker.
+const (
+	shadowWarning = "In shadow a duplicate IS EXECUTED. Only new operations, or those that bear it, belong there."
+	offWarning    = "KILL SWITCH. Records that exist are replayed, none is written: a retry of anything new IS EXECUTED AGAIN. Every execution\n" +
+		"is logged, and somebody must reconcile them afterwards (pgonce policy bypassed). Leased operations stay enforced."
+)
+
 func (a *app) newPolicyOff() *cobra.Command {
 	c := policyChanger{
-		change: func(p *idempotency.Policy) { p.Enforcement, p.Percentage = idempotency.EnforcementOff, 100 },
-		warning: "KILL SWITCH. Records that exist are replayed, none is written: a retry of anything new IS EXECUTED AGAIN. Every execution\n" +
-			"is logged, and somebody must reconcile them afterwards (pgonce policy bypassed). Leased operations stay enforced.",
+		change:  func(p *idempotency.Policy) { p.Enforcement, p.Percentage = idempotency.EnforcementOff, 100 },
+		warning: offWarning,
 	}
 	cmd := &cobra.Command{
 		Use:   "off (--operation NAME | --prefix BEGINNING | --all) --reason WHY",
@@ -234,43 +240,6 @@ func (a *app) newPolicyOn() *cobra.Command {
 		Example: "  pgonce policy on --prefix order. --reason 'incident 17 is over'",
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return a.changePolicy(cmd.Context(), &c) },
-	}
-	c.add(cmd)
-	return cmd
-}
-
-func (a *app) newPolicyRemove() *cobra.Command {
-	var c policyFlags
-	cmd := &cobra.Command{
-		Use:     "remove (--operation NAME | --prefix BEGINNING | --all) --reason WHY",
-		Short:   "Remove a policy: a wider one counts, or what the program declares, enforced",
-		Example: "  pgonce policy remove --operation order.create --reason 'release 4.2 is done'",
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := c.blame.complete(); err != nil {
-				return err
-			}
-			return a.withStore(cmd.Context(), func(ctx context.Context, pool *pgxpool.Pool, s *idempotency.Store) error {
-				scope, name := c.scope()
-				policy := &idempotency.Policy{Scope: scope, Name: name}
-				if err := a.confirm(c.blame.yes, fmt.Sprintf("Remove the policy of %s? A wider one counts then, or everything is enforced.", printable(policy.String()))); err != nil {
-					return err
-				}
-				removed, err := s.RemovePolicy(ctx, pool, scope, name, c.blame.Blame)
-				if err != nil {
-					return explainedPolicy(err)
-				}
-				if a.json {
-					return a.printJSON(map[string]any{"policy": policy.String(), "removed": removed})
-				}
-				if !removed {
-					a.printf("%s: there is none\n", printable(policy.String()))
-					return nil
-				}
-				a.printf("%s: removed\n", printable(policy.String()))
-				return nil
-			})
-		},
 	}
 	c.add(cmd)
 	return cmd
