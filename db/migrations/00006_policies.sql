@@ -96,7 +96,7 @@ CREATE TRIGGER policies_log AFTER INSERT OR UPDATE OR DELETE ON idempotency.poli
 -- For whoever was given too many rights. The tables' owner could also drop them.
 CREATE TRIGGER policy_changes_keep BEFORE UPDATE OR DELETE OR TRUNCATE ON idempotency.policy_changes
     FOR EACH STATEMENT EXECUTE FUNCTION idempotency.policy_keep();
--- TRUNCATE has no rows for policies_log to see.
+-- Where all rows go at once, policies_log sees none of them.
 CREATE TRIGGER policies_keep BEFORE TRUNCATE ON idempotency.policies
     FOR EACH STATEMENT EXECUTE FUNCTION idempotency.policy_keep();
 
