@@ -149,13 +149,17 @@ func (a *app) newPolicySet() *cobra.Command {
 					p.Enforcement = idempotency.EnforcementEnforce
 				}
 			})
+			if cmd.Flags().Changed("strategy") && strategy == "" {
+				return usagef("--strategy must be STRICT, HYBRID or %s", declared)
+			}
 			given("strategy", func(p *idempotency.Policy) {
 				if p.Strategy = idempotency.Strategy(strings.ToUpper(strategy)); strategy == declared {
 					p.Strategy = ""
 				}
 			})
 			on := local == "on"
-			if local != "" && local != declared && local != "off" && !on {
+			// Given and empty is no choice, but a variable that was never set.
+			if cmd.Flags().Changed("local") && local != declared && local != "off" && !on {
 				return usagef("--local must be on, off or %s", declared)
 			}
 			given("local", func(p *idempotency.Policy) {
@@ -164,7 +168,7 @@ func (a *app) newPolicySet() *cobra.Command {
 				}
 			})
 			var bound time.Duration
-			if wait != "" && wait != declared {
+			if cmd.Flags().Changed("wait") && wait != declared {
 				var err error
 				if bound, err = time.ParseDuration(wait); err != nil {
 					return usagef("--wait must be a time such as 500ms, 0, or %s", declared)

@@ -204,6 +204,12 @@ func TestPolicy_WrongCommandLines(t *testing.T) {
 		{"set", "--all", "--reason", "x", "--local", "maybe"},
 		{"set", "--all", "--reason", "x", "--wait", "6m"},
 		{"set", "--all", "--reason", "x", "--wait", "long"},
+		// What a script's variable that was never set makes of it.
+		{"set", "--all", "--reason", "x", "--wait", "", "--yes"},
+		{"set", "--all", "--reason", "x", "--local", "", "--yes"},
+		{"set", "--all", "--reason", "x", "--strategy", "", "--yes"},
+		{"set", "--all", "--reason", "x", "--enforcement", "", "--yes"},
+		{"off", "--prefix", "", "--reason", "x", "--yes"},
 		{"set", "--operation", " ", "--reason", "x", "--enforcement", "shadow"},
 		{"off", "--all"},
 		{"report", "--last", "-1h"},
