@@ -717,7 +717,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION idempotency.policy_keep() IS 'Trigger of idempotency.policy_changes: refuses what would lose the history.';
+COMMENT ON FUNCTION idempotency.policy_keep() IS 'Trigger of idempotency.policy_changes and idempotency.policies: refuses what would lose the history.';
 
 CREATE FUNCTION idempotency.policy_log() RETURNS trigger
     LANGUAGE plpgsql
@@ -1328,11 +1328,13 @@ CREATE INDEX records_stale_idx ON idempotency.records USING btree (lease_expires
 
 COMMENT ON INDEX idempotency.records_stale_idx IS 'For takeover and rescue, and for the view idempotency.stale. Holds leased records while they run, nothing else.';
 
+CREATE TRIGGER policies_keep BEFORE TRUNCATE ON idempotency.policies FOR EACH STATEMENT EXECUTE FUNCTION idempotency.policy_keep();
+
 CREATE TRIGGER policies_log AFTER INSERT OR DELETE OR UPDATE ON idempotency.policies FOR EACH ROW EXECUTE FUNCTION idempotency.policy_log();
 
 CREATE TRIGGER policies_stamp BEFORE INSERT OR UPDATE ON idempotency.policies FOR EACH ROW EXECUTE FUNCTION idempotency.policy_stamp();
 
-CREATE TRIGGER policy_changes_keep BEFORE DELETE OR UPDATE ON idempotency.policy_changes FOR EACH STATEMENT EXECUTE FUNCTION idempotency.policy_keep();
+CREATE TRIGGER policy_changes_keep BEFORE DELETE OR UPDATE OR TRUNCATE ON idempotency.policy_changes FOR EACH STATEMENT EXECUTE FUNCTION idempotency.policy_keep();
 
 CREATE TRIGGER records_check BEFORE INSERT OR UPDATE ON idempotency.records FOR EACH ROW EXECUTE FUNCTION idempotency.check_record();
 

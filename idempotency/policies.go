@@ -74,11 +74,13 @@ type PoliciesReport struct {
 }
 
 // Policies knows the policies of idempotency.policies, as they were read last. Give one to txn.Config, and run it: without Run,
-// or RunOnce, everything is enforced as it is declared. It is safe for concurrent use.
+// or RunOnce, everything is enforced as it is declared, and each new key costs a look at idempotency.bypasses. It is safe for
+// concurrent use.
 type Policies struct {
 	db     DB
 	config PoliciesConfig
 	known  atomic.Pointer[snapshot] // nil: nothing was read yet
+	denied atomic.Bool              // the last read had no right to
 	turn   chan struct{}            // holds the read that runs
 }
 
@@ -98,7 +100,8 @@ func NewPolicies(db DB, cfg *PoliciesConfig) (*Policies, error) {
 func (p *Policies) For(key Key) InForce {
 	known := p.known.Load()
 	if known == nil {
-		return InForce{Enforcement: EnforcementEnforce}
+		// A kill switch may have been on a moment ago. But who has no right to look must not fail because of it.
+		return InForce{Enforcement: EnforcementEnforce, Guarded: !p.denied.Load()}
 	}
 	return known.inForce(key)
 }
@@ -137,7 +140,8 @@ func (p *Policies) Run(ctx context.Context) {
 }
 
 // RunOnce reads the policies once, by one statement, and puts them in force. ErrNewerPolicy: they are in force, but something
-// of them is not known to this release, and is taken for enforce. Any other error: what was read before stays in force.
+// of them is not known to this release, and is taken for enforce. Any other error, ErrReadOnly for a standby: what was read
+// before stays in force.
 func (p *Policies) RunOnce(ctx context.Context) (PoliciesReport, error) {
 	select {
 	case p.turn <- struct{}{}: // an older read must not overwrite a younger one
@@ -148,6 +152,7 @@ func (p *Policies) RunOnce(ctx context.Context) (PoliciesReport, error) {
 	bounded, cancel := context.WithTimeout(ctx, p.config.Timeout)
 	defer cancel()
 	read, doubts, err := readAll(bounded, p.db)
+	p.denied.Store(denied(err))
 	if err != nil {
 		return PoliciesReport{}, err
 	}
@@ -158,7 +163,7 @@ func (p *Policies) RunOnce(ctx context.Context) (PoliciesReport, error) {
 func readAll(ctx context.Context, db DB) (s *snapshot, doubts, err error) {
 	rows, err := dbsqlc.New(db).PolicyList(ctx, policyMemory.Microseconds())
 	if err != nil {
-		return nil, nil, fmt.Errorf("idempotency: read policies: %w", translate(err))
+		return nil, nil, fmt.Errorf("idempotency: read policies: %w", translate(readOnly(err)))
 	}
 	s, doubts = readPolicies(rows)
 	return s, doubts, nil

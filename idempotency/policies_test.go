@@ -168,7 +168,11 @@ func TestPolicies_RulesAndHistoryOfTheTable(t *testing.T) {
 		_, err := tx.Exec(t.Context(), insert+`('all', '', 'shadow', 100, NULL, NULL, 'eve', 'x')`)
 		return errors.Join(rolledBack, err)
 	}), rolledBack)
-	for _, sql := range []string{`DELETE FROM idempotency.policy_changes`, `UPDATE idempotency.policy_changes SET actor = 'eve'`} {
+	exec(t, pool, insert+`('prefix', 'order.', 'shadow', 100, NULL, NULL, 'ada', 'release 4.2')`)
+	for _, sql := range []string{
+		`DELETE FROM idempotency.policy_changes`, `UPDATE idempotency.policy_changes SET actor = 'eve'`, `TRUNCATE idempotency.policy_changes`,
+		`TRUNCATE idempotency.policies`, // its rows would be gone without a word
+	} {
 		_, err := pool.Exec(t.Context(), sql)
 		require.ErrorContains(t, err, "the history of policies is kept")
 	}
@@ -180,10 +184,10 @@ func TestPolicies_RulesAndHistoryOfTheTable(t *testing.T) {
 		require.NotEmpty(t, c.ChangedBy)
 		require.WithinDuration(t, changes[0].ChangedAt, c.ChangedAt, time.Minute)
 	}
-	require.Equal(t, []string{"bob: over", "ada: incident 17", "ada: incident"}, told)
-	require.Contains(t, changes[1].Before, `"reason": "incident"`)
-	require.Contains(t, changes[1].After, `"reason": "incident 17"`)
-	require.Empty(t, changes[0].After)
+	require.Equal(t, []string{"ada: release 4.2", "bob: over", "ada: incident 17", "ada: incident"}, told)
+	require.Contains(t, changes[2].Before, `"reason": "incident"`)
+	require.Contains(t, changes[2].After, `"reason": "incident 17"`)
+	require.Empty(t, changes[1].After)
 }
 
 func TestPolicies_WrongConfigurationNamesFieldAndRule(t *testing.T) {

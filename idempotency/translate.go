@@ -69,6 +69,12 @@ func statementLost(server *pgconn.PgError) bool {
 	return server.Code == "26000" || server.Code == "0A000" && server.Routine == "RevalidateCachedQuery"
 }
 
+// denied reports whether the server refused for want of a right.
+func denied(err error) bool {
+	var server *pgconn.PgError
+	return errors.As(err, &server) && server.Code == "42501" // insufficient_privilege
+}
+
 // readOnly recognises a standby by what BEGIN READ WRITE answers there.
 func readOnly(err error) error {
 	var server *pgconn.PgError

@@ -243,24 +243,35 @@ func (c *call) afterCommit(ctx context.Context) (idempotency.Record, error) {
 	if err != nil || found {
 		return record, err
 	}
-	// Whoever gets the key's lock and still sees no record knows that the transaction which held it is over.
+	acquired, err := c.lookAtLock(ctx)
+	switch {
+	case err != nil:
+		return idempotency.Record{}, err
+	case acquired.Verdict(c.req.Fingerprint, c.tokens...) == idempotency.VerdictOwn:
+		return acquired.Record, nil
+	case !acquired.Locked || c.unlocked:
+		return idempotency.Record{}, fmt.Errorf("%w: the key is held by a transaction that has not ended", idempotency.ErrOutcomeUnknown)
+	}
+	if c.without {
+		// The COMMIT may have arrived behind the first look, and what was acquired tells of records only.
+		if record, found, err = c.lookForAttempts(ctx); err != nil || found {
+			return record, err
+		}
+	}
+	return idempotency.Record{}, idempotency.ErrNotRecorded
+}
+
+// lookAtLock asks for the key and gives it back. Whoever gets its lock and still sees no record knows that the transaction
+// which held it is over.
+func (c *call) lookAtLock(ctx context.Context) (idempotency.Acquisition, error) {
 	conn, err := c.runner.pool.Acquire(ctx)
 	if err != nil {
-		return idempotency.Record{}, err
+		return idempotency.Acquisition{}, err
 	}
 	defer conn.Release()
 	_, acquired, err := c.acquire(ctx, conn.Conn())
 	if err != nil {
-		return idempotency.Record{}, err
+		return idempotency.Acquisition{}, err
 	}
-	if err := c.runner.store.Rollback(ctx, conn.Conn()); err != nil {
-		return idempotency.Record{}, err
-	}
-	switch {
-	case acquired.Verdict(c.req.Fingerprint, c.tokens...) == idempotency.VerdictOwn:
-		return acquired.Record, nil
-	case acquired.Locked && !c.unlocked:
-		return idempotency.Record{}, idempotency.ErrNotRecorded
-	}
-	return idempotency.Record{}, fmt.Errorf("%w: the key is held by a transaction that has not ended", idempotency.ErrOutcomeUnknown)
+	return acquired, c.runner.store.Rollback(ctx, conn.Conn())
 }

@@ -59,7 +59,7 @@ func (a *attempt) byPolicy(ctx context.Context, db idempotency.DB, v idempotency
 	a.bypass = nil
 	switch c.policy.Enforcement {
 	case idempotency.EnforcementEnforce:
-		if v == idempotency.VerdictRun && c.policy.Guarded && c.endedFence == 0 {
+		if v == idempotency.VerdictRun && c.endedFence == 0 && c.guarded() {
 			return a.unlessBypassed(ctx, db)
 		}
 		return v, nil
@@ -117,6 +117,16 @@ func (a *attempt) afterLostCommit(v idempotency.Verdict) idempotency.Verdict {
 	}
 	c.proven = len(c.tokens)
 	return idempotency.VerdictOwn // resolve looks
+}
+
+// guarded reports whether the key may have been executed without a record. What the process has learnt since the call began
+// counts too: a duplicate may have waited for a call that another process has executed under a newer policy.
+func (c *call) guarded() bool {
+	if c.policy.Guarded || c.runner.config.Policies == nil {
+		return c.policy.Guarded
+	}
+	now := c.runner.config.Policies.For(c.req.Key)
+	return now.Guarded || now.Enforcement != idempotency.EnforcementEnforce
 }
 
 // unlessBypassed refuses a key that was executed without a record, while the kill switch was on or beside a running call: it

@@ -2,6 +2,7 @@ package txn_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -120,4 +121,42 @@ func TestPolicy_InATransactionOfTheCaller(t *testing.T) {
 	require.Equal(t, 1, p.orders(t, "k"))
 	require.Len(t, eventsOf[idempotency.Bypassed](&p.events), 1)
 	p.requireAllLogged(t)
+}
+
+// A COMMIT whose answer was lost may arrive between the first look for its row and the key's lock.
+func TestPolicy_CommitOfTheCallerArrivesWhileItIsLookedFor(t *testing.T) {
+	t.Parallel()
+	for _, enforcement := range []string{"off", "shadow", "enforce"} {
+		t.Run(enforcement, func(t *testing.T) {
+			t.Parallel()
+			var until atomic.Int32
+			arrive := func() {} // on the connection that is asked for the lock with
+			p := (&policyShop{shop: newShopWith(t, func(cfg *pgxpool.Config) {
+				atLeastConns(4)(cfg)
+				cfg.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) {
+					if until.Add(-1) == 0 {
+						arrive()
+					}
+					return true, nil
+				}
+			})}).withRunner(t)
+			if enforcement == "shadow" {
+				p.ok(t, "k")
+			}
+			p.policy(t, "all", "", enforcement)
+			tx, err := p.pool.Begin(t.Context())
+			require.NoError(t, err)
+			defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+			joined, err := txn.WithIdempotencyTx(t.Context(), p.runner, tx, request(t, "k", "{}"), func(ctx context.Context, tx pgx.Tx) (order, error) {
+				return insertOrder(ctx, tx, "k")
+			})
+			require.NoError(t, err)
+			committed := false
+			arrive = func() { committed = tx.Commit(context.WithoutCancel(t.Context())) == nil }
+			until.Store(2)
+			require.NoError(t, joined.AfterCommit(t.Context()))
+			require.True(t, committed)
+			p.requireAllLogged(t)
+		})
+	}
 }

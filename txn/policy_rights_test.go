@@ -25,16 +25,7 @@ func TestPolicy_RightsOfTheGuide(t *testing.T) {
 	s.exec(t, `CREATE ROLE policy_service; GRANT USAGE ON SCHEMA idempotency TO policy_service; GRANT USAGE ON SEQUENCE idempotency.fence TO policy_service;
 		GRANT SELECT, INSERT, UPDATE ON idempotency.records TO policy_service; GRANT SELECT, INSERT ON orders TO policy_service;
 		GRANT `+strings.ReplaceAll(grants, "my_service", "policy_service"), pgx.QueryExecModeSimpleProtocol)
-	cfg := s.direct.Config()
-	txn.ConfigurePool(cfg)
-	cfg.ConnConfig.RuntimeParams["role"] = "policy_service"
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	require.NoError(t, err)
-	t.Cleanup(func() { // the role belongs to the server, not to the database
-		pool.Close()
-		_, err := s.direct.Exec(context.WithoutCancel(t.Context()), `DROP OWNED BY policy_service; DROP ROLE policy_service`, pgx.QueryExecModeSimpleProtocol)
-		require.NoError(t, err)
-	})
+	pool := poolOfRole(t, s, "policy_service")
 	p := (&policyShop{shop: &shop{pool: pool, direct: s.direct}}).withRunner(t)
 	for _, enforcement := range []string{"off", "shadow", "enforce"} {
 		p.policy(t, "all", "", enforcement)
@@ -52,6 +43,22 @@ func TestPolicy_RightsOfTheGuide(t *testing.T) {
 		_, err := pool.Exec(t.Context(), sql)
 		require.ErrorContains(t, err, "permission denied", sql)
 	}
+}
+
+// poolOfRole is a pool of a service whose role is dropped when the test ends: it belongs to the server, not to the database.
+func poolOfRole(t *testing.T, s *shop, role string) *pgxpool.Pool {
+	t.Helper()
+	cfg := s.direct.Config()
+	txn.ConfigurePool(cfg)
+	cfg.ConnConfig.RuntimeParams["role"] = role
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		pool.Close()
+		_, err := s.direct.Exec(context.WithoutCancel(t.Context()), `DROP OWNED BY `+role+`; DROP ROLE `+role, pgx.QueryExecModeSimpleProtocol)
+		require.NoError(t, err)
+	})
+	return pool
 }
 
 // F06: however an operation's protection is released or taken back, nobody gets the answer of another request.

@@ -87,9 +87,11 @@ func TestCase_D05_MigrationsOnlyAdd(t *testing.T) {
 	require.GreaterOrEqual(t, len(files), 4)
 	down := regexp.MustCompile(`(?s)-- \+goose Down.*`)
 	takes := regexp.MustCompile(`(?i)\b(drop\s+(constraint|index|table|column|trigger)|rename\s|alter\s+column\s+\w+\s+type|truncate)\b`)
+	events := regexp.MustCompile(`(BEFORE|OR) TRUNCATE ON idempotency\.`) // of a trigger that refuses it
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
-		require.Empty(t, takes.FindAllString(down.ReplaceAllString(string(text), ""), -1), file)
+		up := events.ReplaceAllString(down.ReplaceAllString(string(text), ""), "")
+		require.Empty(t, takes.FindAllString(up, -1), file)
 	}
 }

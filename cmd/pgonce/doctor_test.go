@@ -164,6 +164,7 @@ func TestDoctor_StandbyAndMissingStandby(t *testing.T) {
 	require.NoError(t, standby.Await(t.Context(), `SELECT pg_is_in_recovery()`))
 	severities, found := examine(t, standby.URL(), exitRefused)
 	require.Equal(t, "error", severities["recovery"], found["recovery"])
+	require.NotContains(t, found, "policies", "a standby's say nothing")
 
 	require.NoError(t, primary.Await(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_replication WHERE state = 'streaming')`))
 	severities, found = examine(t, primary.URL(), exitRefused)

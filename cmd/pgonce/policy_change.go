@@ -149,13 +149,17 @@ func (a *app) newPolicySet() *cobra.Command {
 					p.Enforcement = idempotency.EnforcementEnforce
 				}
 			})
+			if cmd.Flags().Changed("strategy") && strategy == "" {
+				return usagef("--strategy must be STRICT, HYBRID or %s", declared)
+			}
 			given("strategy", func(p *idempotency.Policy) {
 				if p.Strategy = idempotency.Strategy(strings.ToUpper(strategy)); strategy == declared {
 					p.Strategy = ""
 				}
 			})
 			on := local == "on"
-			if local != "" && local != declared && local != "off" && !on {
+			// Given and empty is no choice, but a variable that was never set.
+			if cmd.Flags().Changed("local") && local != declared && local != "off" && !on {
 				return usagef("--local must be on, off or %s", declared)
 			}
 			given("local", func(p *idempotency.Policy) {
@@ -164,7 +168,7 @@ func (a *app) newPolicySet() *cobra.Command {
 				}
 			})
 			var bound time.Duration
-			if wait != "" && wait != declared {
+			if cmd.Flags().Changed("wait") && wait != declared {
 				var err error
 				if bound, err = time.ParseDuration(wait); err != nil {
 					return usagef("--wait must be a time such as 500ms, 0, or %s", declared)
@@ -184,7 +188,7 @@ func (a *app) newPolicySet() *cobra.Command {
 				}
 			}
 			if enforcement == string(idempotency.EnforcementShadow) || cmd.Flags().Changed("percentage") && percentage < 100 {
-				c.warning = "In shadow a duplicate IS EXECUTED. Only new operations, or those that bear it, belong there."
+				c.warning = shadowWarning
 			}
 			return a.changePolicy(cmd.Context(), &c)
 		},
@@ -202,11 +206,17 @@ func (a *app) newPolicySet() *cobra.Command {
 // declared is what the program says.
 const declared = "declared"
 
+// What is said before something gets weaker.
+const (
+	shadowWarning = "In shadow a duplicate IS EXECUTED. Only new operations, or those that bear it, belong there."
+	offWarning    = "KILL SWITCH. Records that exist are replayed, none is written: a retry of anything new IS EXECUTED AGAIN. Every execution\n" +
+		"is logged, and somebody must reconcile them afterwards (pgonce policy bypassed). Leased operations stay enforced."
+)
+
 func (a *app) newPolicyOff() *cobra.Command {
 	c := policyChanger{
-		change: func(p *idempotency.Policy) { p.Enforcement, p.Percentage = idempotency.EnforcementOff, 100 },
-		warning: "KILL SWITCH. Records that exist are replayed, none is written: a retry of anything new IS EXECUTED AGAIN. Every execution\n" +
-			"is logged, and somebody must reconcile them afterwards (pgonce policy bypassed). Leased operations stay enforced.",
+		change:  func(p *idempotency.Policy) { p.Enforcement, p.Percentage = idempotency.EnforcementOff, 100 },
+		warning: offWarning,
 	}
 	cmd := &cobra.Command{
 		Use:   "off (--operation NAME | --prefix BEGINNING | --all) --reason WHY",
@@ -234,43 +244,6 @@ func (a *app) newPolicyOn() *cobra.Command {
 		Example: "  pgonce policy on --prefix order. --reason 'incident 17 is over'",
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return a.changePolicy(cmd.Context(), &c) },
-	}
-	c.add(cmd)
-	return cmd
-}
-
-func (a *app) newPolicyRemove() *cobra.Command {
-	var c policyFlags
-	cmd := &cobra.Command{
-		Use:     "remove (--operation NAME | --prefix BEGINNING | --all) --reason WHY",
-		Short:   "Remove a policy: a wider one counts, or what the program declares, enforced",
-		Example: "  pgonce policy remove --operation order.create --reason 'release 4.2 is done'",
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := c.blame.complete(); err != nil {
-				return err
-			}
-			return a.withStore(cmd.Context(), func(ctx context.Context, pool *pgxpool.Pool, s *idempotency.Store) error {
-				scope, name := c.scope()
-				policy := &idempotency.Policy{Scope: scope, Name: name}
-				if err := a.confirm(c.blame.yes, fmt.Sprintf("Remove the policy of %s? A wider one counts then, or everything is enforced.", printable(policy.String()))); err != nil {
-					return err
-				}
-				removed, err := s.RemovePolicy(ctx, pool, scope, name, c.blame.Blame)
-				if err != nil {
-					return explainedPolicy(err)
-				}
-				if a.json {
-					return a.printJSON(map[string]any{"policy": policy.String(), "removed": removed})
-				}
-				if !removed {
-					a.printf("%s: there is none\n", printable(policy.String()))
-					return nil
-				}
-				a.printf("%s: removed\n", printable(policy.String()))
-				return nil
-			})
-		},
 	}
 	c.add(cmd)
 	return cmd

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -210,6 +211,12 @@ func TestPolicy_WrongCommandLines(t *testing.T) {
 		{"set", "--all", "--reason", "x", "--local", "maybe"},
 		{"set", "--all", "--reason", "x", "--wait", "6m"},
 		{"set", "--all", "--reason", "x", "--wait", "long"},
+		// What a script's variable that was never set makes of it.
+		{"set", "--all", "--reason", "x", "--wait", "", "--yes"},
+		{"set", "--all", "--reason", "x", "--local", "", "--yes"},
+		{"set", "--all", "--reason", "x", "--strategy", "", "--yes"},
+		{"set", "--all", "--reason", "x", "--enforcement", "", "--yes"},
+		{"off", "--prefix", "", "--reason", "x", "--yes"},
 		{"set", "--operation", " ", "--reason", "x", "--enforcement", "shadow"},
 		{"off", "--all"},
 		{"report", "--last", "-1h"},
@@ -247,4 +254,33 @@ func TestDoctor_PoliciesThatNobodyHonours(t *testing.T) {
 	require.Equal(t, exitRefused, pgonce(t, s.url, "", "policy", "set", "--prefix", "payment.", "--wait", "1s", "--reason", "x", "--yes").code,
 		"a row that is half understood is not written anew")
 	require.Equal(t, exitRefused, pgonce(t, s.url, "", "policy", "list").code)
+}
+
+// Removing a policy may be what weakens an operation.
+func TestPolicyRemove_SaysWhatCountsThen(t *testing.T) {
+	t.Parallel()
+	s := newService(t)
+	why := []string{"--reason", "x", "--actor", "ada", "--yes"}
+	for _, args := range [][]string{
+		{"set", "--operation", "order.create", "--enforcement", "enforce"}, {"set", "--prefix", "order.c", "--percentage", "5"}, {"off", "--all"},
+	} {
+		s.do(t, exitOK, append(args, why...)...)
+	}
+	for _, step := range []struct{ flags, now, then, warning string }{
+		{"--operation order.create", "order.create  enforce  100 %", "order.c*  enforce  5 %", "a duplicate IS EXECUTED"},
+		{"--prefix order.c", "order.c*  enforce  5 %", "*  off", "KILL SWITCH"},
+		{"--all", "*  off", "enforced as it is declared", ""},
+	} {
+		args := append([]string{"remove"}, strings.Fields(step.flags)...)
+		a := s.do(t, exitRefused, append(args, "--reason", "x")...)
+		require.Contains(t, a.err, "nothing was changed")
+		a = s.do(t, exitOK, append(args, why...)...)
+		require.Contains(t, a.err, "now:  "+step.now)
+		require.Contains(t, a.err, "then: "+step.then)
+		require.Contains(t, a.err, step.warning)
+		if step.warning == "" {
+			require.NotContains(t, a.err, "EXECUTED")
+		}
+	}
+	require.Equal(t, "order.create: there is none\n", s.do(t, exitOK, append([]string{"remove", "--operation", "order.create"}, why...)...).out)
 }

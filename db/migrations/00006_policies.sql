@@ -94,7 +94,10 @@ CREATE TRIGGER policies_stamp BEFORE INSERT OR UPDATE ON idempotency.policies
 CREATE TRIGGER policies_log AFTER INSERT OR UPDATE OR DELETE ON idempotency.policies
     FOR EACH ROW EXECUTE FUNCTION idempotency.policy_log();
 -- For whoever was given too many rights. The tables' owner could also drop them.
-CREATE TRIGGER policy_changes_keep BEFORE UPDATE OR DELETE ON idempotency.policy_changes
+CREATE TRIGGER policy_changes_keep BEFORE UPDATE OR DELETE OR TRUNCATE ON idempotency.policy_changes
+    FOR EACH STATEMENT EXECUTE FUNCTION idempotency.policy_keep();
+-- Where all rows go at once, policies_log sees none of them.
+CREATE TRIGGER policies_keep BEFORE TRUNCATE ON idempotency.policies
     FOR EACH STATEMENT EXECUTE FUNCTION idempotency.policy_keep();
 
 -- Executions that wrote no record, because a policy said so: each in the transaction of its business rows. So what was done
@@ -166,7 +169,7 @@ COMMENT ON COLUMN idempotency.policy_changes.changed_at IS 'When.';
 
 COMMENT ON FUNCTION idempotency.policy_stamp() IS 'Trigger of idempotency.policies: when a row was changed, and that scope and name stay.';
 COMMENT ON FUNCTION idempotency.policy_log() IS 'Trigger of idempotency.policies: writes idempotency.policy_changes.';
-COMMENT ON FUNCTION idempotency.policy_keep() IS 'Trigger of idempotency.policy_changes: refuses what would lose the history.';
+COMMENT ON FUNCTION idempotency.policy_keep() IS 'Trigger of idempotency.policy_changes and idempotency.policies: refuses what would lose the history.';
 
 COMMENT ON SEQUENCE idempotency.policy_changes_id_seq IS 'Numbers of idempotency.policy_changes.';
 

@@ -32,7 +32,11 @@ SELECT DISTINCT c.scope, c.name, '', 0, NULL::text, NULL::boolean, -1::bigint, N
 FROM idempotency.policy_changes AS c
 WHERE c.changed_at > pg_catalog.statement_timestamp() - sqlc.arg('recent_us')::bigint * interval '1 microsecond'
   AND (c.old_row ->> 'enforcement' IN ('off', 'shadow') OR (c.old_row ->> 'percentage')::int < 100
-       OR c.old_row IS NULL AND c.new_row ->> 'enforcement' = 'enforce'); -- a new one may take keys out of a wider, weaker one
+       OR c.old_row IS NULL AND c.new_row ->> 'enforcement' = 'enforce') -- a new one may take keys out of a wider, weaker one
+UNION ALL
+-- What a standby shows may be hours old: a kill switch that is over, or no executions where there were some.
+SELECT idempotency.refuse('25006', 'policies are not read on a standby'), '', '', 0, NULL, NULL, -1, NULL, NULL, pg_catalog.statement_timestamp(), 0, true
+WHERE pg_catalog.pg_is_in_recovery();
 
 -- name: PolicyGet :one
 SELECT p.enforcement, p.percentage, p.strategy, p.local_front, COALESCE((extract(epoch FROM p.wait) * 1000000)::bigint, -1)::bigint AS wait_us

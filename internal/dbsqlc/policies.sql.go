@@ -95,7 +95,6 @@ func (q *Queries) PolicyDelete(ctx context.Context, arg PolicyDeleteParams) (int
 }
 
 const PolicyGet = `-- name: PolicyGet :one
-
 SELECT p.enforcement, p.percentage, p.strategy, p.local_front, COALESCE((extract(epoch FROM p.wait) * 1000000)::bigint, -1)::bigint AS wait_us
 FROM idempotency.policies AS p
 WHERE p.scope = $1 AND p.name = $2
@@ -114,7 +113,6 @@ type PolicyGetRow struct {
 	WaitUs      int64
 }
 
-// a new one may take keys out of a wider, weaker one
 func (q *Queries) PolicyGet(ctx context.Context, arg PolicyGetParams) (PolicyGetRow, error) {
 	row := q.db.QueryRow(ctx, PolicyGet, arg.Scope, arg.Name)
 	var i PolicyGetRow
@@ -159,7 +157,10 @@ SELECT DISTINCT c.scope, c.name, '', 0, NULL::text, NULL::boolean, -1::bigint, N
 FROM idempotency.policy_changes AS c
 WHERE c.changed_at > pg_catalog.statement_timestamp() - $1::bigint * interval '1 microsecond'
   AND (c.old_row ->> 'enforcement' IN ('off', 'shadow') OR (c.old_row ->> 'percentage')::int < 100
-       OR c.old_row IS NULL AND c.new_row ->> 'enforcement' = 'enforce')
+       OR c.old_row IS NULL AND c.new_row ->> 'enforcement' = 'enforce') -- a new one may take keys out of a wider, weaker one
+UNION ALL
+SELECT idempotency.refuse('25006', 'policies are not read on a standby'), '', '', 0, NULL, NULL, -1, NULL, NULL, pg_catalog.statement_timestamp(), 0, true
+WHERE pg_catalog.pg_is_in_recovery()
 `
 
 type PolicyListRow struct {
@@ -180,6 +181,7 @@ type PolicyListRow struct {
 // Everything a process must know, in one statement and so in one snapshot: the policies, and (guarded) for which operations a
 // key may have been executed without a record. bypasses holds few operations: each is one step along the index.
 // Where a policy was weaker a moment ago, calls that began under it may still commit what no list shows yet.
+// What a standby shows may be hours old: a kill switch that is over, or no executions where there were some.
 func (q *Queries) PolicyList(ctx context.Context, recentUs int64) ([]PolicyListRow, error) {
 	rows, err := q.db.Query(ctx, PolicyList, recentUs)
 	if err != nil {

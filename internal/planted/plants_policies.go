@@ -7,7 +7,7 @@ var policyPlants = []plant{
 		why:  "a late retry does again what was done while the kill switch was on",
 		edits: []edit{{
 			file: "txn/policy.go",
-			old:  `if v == idempotency.VerdictRun && c.policy.Guarded && c.endedFence == 0 {`,
+			old:  `if v == idempotency.VerdictRun && c.endedFence == 0 && c.guarded() {`,
 			new:  `if false {`,
 		}},
 		caught: suite{pkg: "./txn", run: "^(TestPolicy_EnforceKnowsWhatOffLetThrough|TestPolicy_EnforceKnowsOfThoseThatAreLate|TestPolicy_RaceOfSwitchesAndCalls)$"},
