@@ -80,13 +80,7 @@ func (q *quorum) take(ctx context.Context, n names, token idempotency.AttemptTok
 	left, err := q.try(ctx, n, token, life)
 	switch {
 	case ctx.Err() != nil:
-		// Maybe on some nodes: its caller is gone, and nobody would renew or end it.
-		// Twice: on a node that hangs the release may overtake the mark, which came by another connection.
-		q.release(ctx, n, token, func(ctx context.Context) {
-			if pause(ctx, q.timeout) {
-				q.unlock(ctx, n, token)
-			}
-		})
+		q.release(ctx, n, token, nil) // maybe on some nodes: its caller is gone, and nobody would renew or end it
 		done(n, errCallerGone)
 		return 0, context.Cause(ctx)
 	case errors.Is(err, errTaken):
@@ -118,6 +112,7 @@ func (q *quorum) try(ctx context.Context, n names, token idempotency.AttemptToke
 		case errors.As(err, &taken):
 			// What a slow node has given meanwhile would keep others away: redsync has not waited for it.
 			q.unlock(detached, n, token)
+			q.later(func() { q.unlockAgain(detached, n, token) })
 			return 0, errTaken
 		case unreachable(err) > len(q.nodes)-q.majority():
 			return 0, fmt.Errorf("%w: %w", errNoMajority, err)
@@ -172,18 +167,31 @@ func answered(err error) bool {
 
 // release lets go of a mark behind its caller's back, then calls after.
 func (q *quorum) release(ctx context.Context, n names, token idempotency.AttemptToken, after func(context.Context)) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.closed {
-		return // the mark ends by itself
-	}
 	detached := context.WithoutCancel(ctx)
-	q.releases.Go(func() {
+	q.later(func() {
 		q.unlock(detached, n, token)
 		if after != nil {
 			after(detached)
 		}
+		q.unlockAgain(detached, n, token)
 	})
+}
+
+// later does something behind its caller's back. After close nothing is done: marks end by themselves.
+func (q *quorum) later(do func()) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.closed {
+		q.releases.Go(do)
+	}
+}
+
+// unlockAgain is for a slow node, on which the release has overtaken the mark: a majority had it, and its request to that node
+// came by another connection, with nobody waiting for it. It would stay there for its whole life.
+func (q *quorum) unlockAgain(ctx context.Context, n names, token idempotency.AttemptToken) {
+	if pause(ctx, q.timeout) {
+		q.unlock(ctx, n, token)
+	}
 }
 
 // unlock lets go of a mark on all nodes. One that does not answer in time ends it by itself.

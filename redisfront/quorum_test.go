@@ -147,6 +147,41 @@ func TestQuorum_NothingStaysOfACallerThatIsGone(t *testing.T) {
 	require.Eventually(t, func() bool { return e.marks(t.Context(), f, key) == 0 }, 5*time.Second, 5*time.Millisecond)
 }
 
+// A majority is enough for a mark: what ends it, or what somebody else was refused, may overtake its request to the slowest node.
+func TestQuorum_NothingStaysOnASlowNode(t *testing.T) {
+	t.Parallel()
+	ctx, e := t.Context(), startEnsemble(t, 3)
+	slow := &slowWrites{}
+	e.clients[2].AddHook(slow)
+	f, other, key, mark := e.front(t, newClient(t)), e.front(t, newClient(t)), newKey(t), idempotency.NewAttemptToken()
+	_, err := f.TakeOnQuorum(ctx, key, mark, time.Hour)
+	require.NoError(t, err)
+	_, err = other.TakeOnQuorum(ctx, key, idempotency.NewAttemptToken(), time.Hour)
+	require.Error(t, err)
+	f.End(ctx, key, mark)
+	require.Eventually(t, func() bool { return slow.written.Load() == 2 && e.marks(ctx, f, key) == 0 }, 30*time.Second, 5*time.Millisecond)
+}
+
+// slowWrites has a node's marks set a moment late.
+type slowWrites struct{ written atomic.Int64 }
+
+func (*slowWrites) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (s *slowWrites) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() != "set" {
+			return next(ctx, cmd)
+		}
+		time.Sleep(50 * time.Millisecond) // an end takes less than one
+		defer s.written.Add(1)
+		return next(context.WithoutCancel(ctx), cmd) // it was on its way when nobody waited for it any more
+	}
+}
+
+func (*slowWrites) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
 // Three tries: the votes are split when it begins, and not any more a moment later.
 func TestQuorum_SplitVotesAreTriedAgain(t *testing.T) {
 	t.Parallel()
