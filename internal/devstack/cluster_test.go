@@ -92,6 +92,20 @@ func TestCluster_KilledParentTakesItWithIt(t *testing.T) {
 	require.NoDirExists(t, dir)
 }
 
+// The next start does not wait, and another one may be sweeping already: nobody may kill a server before it has killed its own.
+func TestCluster_SweepLeavesNoStoppedProcessBehind(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("only Linux signals a child when its parent dies; elsewhere the next Start sweeps")
+	}
+	cmd, dir, _ := startChild(t, childOfCluster)
+	require.NoError(t, cmd.Process.Kill())
+	_ = cmd.Wait()
+	sweepFolders(io.Discard, local().tempDirs())
+	require.NoDirExists(t, dir)
+	require.Eventually(t, func() bool { return len(runningIn(t, dir)) == 0 }, time.Minute, 20*time.Millisecond)
+}
+
 func TestCluster_SweepStopsItsServers(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

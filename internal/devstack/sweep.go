@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// sweepGrace is how long a left-over server gets to stop before it is killed.
-const sweepGrace = 5 * time.Second
+// sweepGrace is how long a left-over server gets to stop before it is killed. PostgreSQL's gives its own processes 5 s of that.
+const sweepGrace = 10 * time.Second
 
 // sweepFolders removes the folders of killed runs, and stops a server that still runs in one.
 func sweepFolders(out io.Writer, parents []string) {
@@ -84,7 +84,13 @@ func stopLeftServer(pidFile, dir string) {
 			return
 		}
 	}
+	children, _ := childrenOf(pid) // none where they cannot be listed
 	_ = process.Kill()
+	for _, child := range children {
+		if runsIn(child, dir, "postgres") {
+			_ = syscall.Kill(child, syscall.SIGKILL) // one that was stopped would stay for ever: it has nobody to kill it any more
+		}
+	}
 }
 
 // sweepDatabases drops databases which killed runs left on a server that is not ours: only those whose comment names a
