@@ -4,6 +4,7 @@ package txnsql_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
@@ -30,5 +31,5 @@ func TestConformance_BehindAPooler(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(runner.Close)
 	idempotencytest.Run(t, service(runner, direct))
-	require.Zero(t, db.Stats().InUse)
+	require.Eventually(t, func() bool { return db.Stats().InUse == 0 }, 30*time.Second, time.Millisecond)
 }

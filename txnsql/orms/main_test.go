@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
@@ -40,7 +41,7 @@ func newShop(t *testing.T, change ...func(*pgx.ConnConfig)) *shop {
 	}
 	s := &shop{db: txnsql.OpenDB(config)}
 	t.Cleanup(func() {
-		require.Zero(t, s.db.Stats().InUse)
+		require.Eventually(t, func() bool { return s.db.Stats().InUse == 0 }, 30*time.Second, time.Millisecond)
 		require.NoError(t, s.db.Close())
 	})
 	_, err = s.db.ExecContext(t.Context(), `
