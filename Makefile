@@ -63,13 +63,7 @@ planted: ## plant known bugs one at a time, in copies, and demand that the tests
 
 .PHONY: fuzz
 fuzz: ## run every fuzz target of the main module for FUZZTIME (60s)
-	@files=$$(GOWORK=off go list -f '{{$$d := .Dir}}{{range .TestGoFiles}}{{$$d}}/{{.}} {{end}}{{range .XTestGoFiles}}{{$$d}}/{{.}} {{end}}' ./...); \
-	for file in $$files; do \
-		for target in $$(sed -nE 's/^func (Fuzz[A-Za-z0-9_]*)\(.*/\1/p' $$file); do \
-			echo "fuzz: $$target"; \
-			(cd $$(dirname $$file) && go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1s .); \
-		done; \
-	done
+	.ci/fuzz $(FUZZTIME)
 
 .PHONY: bench
 bench: ## compare with a bare transaction and with other libraries (ARGS=... are passed on)
