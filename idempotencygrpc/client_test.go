@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -54,11 +55,19 @@ func TestClient_KeepsItsKeyOverRetries(t *testing.T) {
 	require.Equal(t, codes.Unavailable, status.Code(err))
 	require.Equal(t, before-1, failures, "what is not protected is not sent twice")
 
-	bounded, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
-	defer cancel()
-	slow := context.WithValue(bounded, clientKey{}, idempotencygrpc.UnaryClient([]string{createMethod}, idempotencygrpc.Retry{Pause: time.Minute, MaxPause: time.Minute}))
+	ended, end := context.WithCancel(ctx)
+	defer end()
+	pausing := idempotencygrpc.UnaryClient([]string{createMethod}, idempotencygrpc.Retry{Pause: time.Minute, MaxPause: time.Minute})
+	slow := context.WithValue(ended, clientKey{}, grpc.UnaryClientInterceptor(
+		func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			return pausing(ctx, method, req, reply, cc,
+				func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, opts ...grpc.CallOption) error {
+					defer func() { time.AfterFunc(50*time.Millisecond, end) }() // behind the answer
+					return invoke(ctx, method, req, reply, cc, opts...)
+				}, opts...)
+		}))
 	began := time.Now()
 	_, _, err = s.order(slow, createMethod, "", "tea")
-	require.Equal(t, codes.Unavailable, status.Code(err), "the last answer, not the deadline")
+	require.Equal(t, codes.Unavailable, status.Code(err), "the last answer, not the end of the context")
 	require.Less(t, time.Since(began), 10*time.Second)
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
@@ -25,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
-var create = idempotency.Operation{Name: "order.create"}
+var create = idempotency.Operation{Name: "order.create", Wait: time.Minute} // on a slow machine too
 
 const (
 	createMethod = "/shop.Orders/Create"

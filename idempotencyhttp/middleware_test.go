@@ -38,7 +38,9 @@ func TestOperation_RetryIsTheFirstAnswer(t *testing.T) {
 
 func TestOperation_DoubleClickIsOneOrder(t *testing.T) {
 	t.Parallel()
-	s := newSite(t)
+	s := newSite(t, func(c *txn.Config) { // which waits for longer than a slow machine takes
+		c.Operations = []idempotency.Operation{{Name: create.Name, Wait: time.Minute}}
+	})
 	s.serve(t, func(w http.ResponseWriter, r *http.Request) {
 		tx, _ := txn.FromContext(r.Context())
 		_, _ = tx.Exec(r.Context(), `SELECT pg_sleep(0.05)`)

@@ -28,8 +28,18 @@ func newWorker(t testing.TB, db idempotency.DB, cfg *ids.WorkerConfig) *ids.Work
 func leased(t testing.TB, db idempotency.DB, cfg *ids.WorkerConfig) *ids.Worker {
 	t.Helper()
 	w := newWorker(t, db, cfg)
-	require.NoError(t, w.RunOnce(t.Context()))
+	require.NoError(t, runOnce(t, w))
 	return w
+}
+
+// runOnce tries again where a slow machine does not answer in the worker's time.
+func runOnce(t testing.TB, w *ids.Worker) error {
+	t.Helper()
+	err := w.RunOnce(t.Context())
+	for errors.Is(err, context.DeadlineExceeded) && t.Context().Err() == nil {
+		err = w.RunOnce(t.Context())
+	}
+	return err
 }
 
 func number(t testing.TB, w *ids.Worker) int {
@@ -90,7 +100,7 @@ func TestWorker_TenMillionWithoutACollision(t *testing.T) {
 	for i := range workers {
 		w := newWorker(t, pool, &ids.WorkerConfig{Lease: 10 * time.Minute}) // also on a slow machine
 		group.Go(func() {
-			if err := w.RunOnce(t.Context()); err != nil {
+			if err := runOnce(t, w); err != nil {
 				t.Error(err)
 				return
 			}
@@ -98,6 +108,7 @@ func TestWorker_TenMillionWithoutACollision(t *testing.T) {
 		})
 	}
 	group.Wait()
+	require.False(t, t.Failed())
 	numbers := map[int]bool{}
 	for _, one := range made {
 		requireGrowing(t, one)
@@ -174,14 +185,16 @@ func TestWorker_StoppedOwnerNeverRepeatsItsSuccessor(t *testing.T) {
 	w := &wall{}
 	stopped := leased(t, pool, &ids.WorkerConfig{Lease: 3 * time.Second, Clock: w.now})
 	all := take(t, stopped, 100)
+	stoppedAt := time.Now()
 	// Until here. Now its time stands still while PostgreSQL's goes on: as far as lease and margin, at once.
 	exec(t, pool, `UPDATE idempotency.workers SET lease_expires_at = lease_expires_at - interval '1 h' WHERE worker = 7`)
 	next := leased(t, pool, &ids.WorkerConfig{Lease: 10 * time.Second, MaxBack: 5 * time.Second})
 	require.Equal(t, 7, number(t, next))
 	var both sync.WaitGroup
 	var late, after []ids.ID
-	both.Go(func() { // until its window ends
-		for began := time.Now(); time.Since(began) < 10*time.Second; time.Sleep(50 * time.Microsecond) {
+	w.set(-time.Since(stoppedAt)) // however long that took: it has all of its window yet
+	both.Go(func() {              // until its window ends
+		for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(50 * time.Microsecond) {
 			id, err := stopped.Next()
 			if err != nil {
 				if !errors.Is(err, ids.ErrNoWorker) {
@@ -270,11 +283,11 @@ func TestWorker_EndsWithItsLease(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	clock := &wall{}
-	w := leased(t, pool, &ids.WorkerConfig{Lease: 10 * time.Second, Clock: clock.now})
+	w := leased(t, pool, &ids.WorkerConfig{Lease: 10 * time.Minute, Clock: clock.now})
 	before := take(t, w, 10)
-	clock.set(9 * time.Second)
+	clock.set(9 * time.Minute)
 	before = append(before, take(t, w, 10)...)
-	clock.set(2 * time.Second)
+	clock.set(2 * time.Minute)
 	_, err := w.Next()
 	require.ErrorIs(t, err, ids.ErrNoWorker)
 	ended, cancel := context.WithCancel(t.Context())
@@ -288,7 +301,7 @@ func TestWorker_EndsWithItsLease(t *testing.T) {
 	// Its clock was made to run ahead of PostgreSQL's: renewed, it is set right, which is more than a little.
 	_, err = w.Next()
 	require.ErrorIs(t, err, ids.ErrClock)
-	clock.set(9500 * time.Millisecond)
+	clock.set(9*time.Minute + 30*time.Second)
 	requireGrowing(t, append(before, take(t, w, 10)...))
 }
 

@@ -166,7 +166,7 @@ func TestAudit_NeedsMoreThanCallers(t *testing.T) {
 	setUser(t, direct(t, node))
 	client := redis.NewClient(&redis.Options{Addr: node.Address(), Username: "pgonce", Password: "secret", ContextTimeoutEnabled: true})
 	t.Cleanup(func() { _ = client.Close() })
-	f := frontOn(t, client)
+	f := frontOn(t, client, patient)
 	key := newKey(t)
 	publish(t, f, success(key, 1, "x"))
 	_, _, err = f.Scan([]string{key.Operation()}).Next(t.Context())
@@ -182,13 +182,13 @@ func TestAudit_NeedsMoreThanCallers(t *testing.T) {
 
 func TestAudit_OfACluster(t *testing.T) {
 	t.Parallel()
-	c := startCluster(t)
+	c := startCluster(t, 5*time.Second)
 	for _, s := range c.shards {
 		for _, node := range []*redis.Client{direct(t, s.master), direct(t, s.replica)} {
 			require.NoError(t, node.Do(t.Context(), "ACL", "SETUSER", "pgonce", "+scan", "+type").Err())
 		}
 	}
-	f := frontOn(t, c.client)
+	f := frontOn(t, c.client, patient)
 	const many = 300
 	var own []idempotency.Key
 	for range many {

@@ -24,7 +24,7 @@ func TestCase_L06_L17_NothingWithoutATimeToLive(t *testing.T) {
 	t.Parallel()
 	ctx, m, client := t.Context(), orderMachine(t), newClient(t)
 	prefix := fmt.Sprintf("l06-%d:", keys.Add(1))
-	f := patientFront(t, func(c *redisfront.Config) { c.Prefix = prefix })
+	f := newFront(t, func(c *redisfront.Config) { c.Prefix = prefix })
 	for _, life := range []time.Duration{-1, -time.Second, 1, 400 * time.Microsecond, 999 * time.Millisecond} {
 		_, err := f.CacheStates(m, life)
 		require.ErrorIs(t, err, idempotency.ErrConfig)
@@ -151,7 +151,7 @@ func (w writer) Write(b []byte) (int, error) { return w(b) }
 
 // Case L03: a server that has lost the scripts gets them again, also from the publisher.
 func TestCase_L03_TransitionsAreLoadedAgain(t *testing.T) {
-	ctx, m, f, client := t.Context(), orderMachine(t), patientFront(t), newClient(t)
+	ctx, m, f, client := t.Context(), orderMachine(t), newFront(t), newClient(t)
 	s, mirror := newStates(t, f, m), newMirror(t, f, m)
 	row := newRow(t, m)
 	for i, to := range []string{"created", "paid", "shipped"} {

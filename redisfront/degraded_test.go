@@ -13,8 +13,8 @@ import (
 	"github.com/pgonce/pgonce/redisfront"
 )
 
-// ownRedis starts a server for one test, which may spoil it, and a front on it with a short timeout.
-func ownRedis(t *testing.T, events *events) (*redisfront.Front, *redis.Client) {
+// ownRedis starts a server for one test, which may spoil it, and a front on it.
+func ownRedis(t *testing.T, events *events, timeout time.Duration) (*redisfront.Front, *redis.Client) {
 	t.Helper()
 	nodes, err := devstack.StartRedisNodes(t.Context(), &devstack.Config{Out: t.Output()})
 	require.NoError(t, err)
@@ -26,7 +26,7 @@ func ownRedis(t *testing.T, events *events) (*redisfront.Front, *redis.Client) {
 	options.ContextTimeoutEnabled = true
 	client := redis.NewClient(options)
 	t.Cleanup(func() { _ = client.Close() })
-	f, err := redisfront.New(client, &redisfront.Config{Timeout: 400 * time.Millisecond, OnEvent: events.add})
+	f, err := redisfront.New(client, &redisfront.Config{Timeout: timeout, OnEvent: events.add})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = f.Close() })
 	return f, client
@@ -36,32 +36,37 @@ func ownRedis(t *testing.T, events *events) (*redisfront.Front, *redis.Client) {
 func TestFront_DegradedAndBack(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
+		timeout     time.Duration
 		spoil, mend func(ctx context.Context, c *redis.Client) error
 		code        redisfront.Code
 	}{
 		"slow": {
+			timeout: 400 * time.Millisecond,
 			spoil: func(ctx context.Context, c *redis.Client) error {
 				return c.Do(ctx, "CLIENT", "PAUSE", "2500", "ALL").Err()
 			},
 			code: redisfront.CodeTimeout,
 		},
 		"out of memory": {
-			spoil: func(ctx context.Context, c *redis.Client) error { return c.ConfigSet(ctx, "maxmemory", "1").Err() },
-			mend:  func(ctx context.Context, c *redis.Client) error { return c.ConfigSet(ctx, "maxmemory", "0").Err() },
-			code:  redisfront.CodeOutOfMemory,
+			timeout: patience,
+			spoil:   func(ctx context.Context, c *redis.Client) error { return c.ConfigSet(ctx, "maxmemory", "1").Err() },
+			mend:    func(ctx context.Context, c *redis.Client) error { return c.ConfigSet(ctx, "maxmemory", "0").Err() },
+			code:    redisfront.CodeOutOfMemory,
 		},
 		"a replica": {
-			spoil: func(ctx context.Context, c *redis.Client) error { return c.ReplicaOf(ctx, "127.0.0.1", "1").Err() },
-			mend:  func(ctx context.Context, c *redis.Client) error { return c.ReplicaOf(ctx, "NO", "ONE").Err() },
-			code:  redisfront.CodeReadOnly,
+			timeout: patience,
+			spoil:   func(ctx context.Context, c *redis.Client) error { return c.ReplicaOf(ctx, "127.0.0.1", "1").Err() },
+			mend:    func(ctx context.Context, c *redis.Client) error { return c.ReplicaOf(ctx, "NO", "ONE").Err() },
+			code:    redisfront.CodeReadOnly,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			events := newEvents()
-			f, client := ownRedis(t, events)
+			f, client := ownRedis(t, events, test.timeout)
 			ctx, key := t.Context(), newKey(t)
-			require.NoError(t, begin(t, f, about(key), idempotency.NewAttemptToken()))
+			begins := func() bool { return begin(t, f, about(newKey(t)), idempotency.NewAttemptToken()) == nil }
+			require.Eventually(t, begins, 10*time.Second, 10*time.Millisecond)
 			require.NoError(t, test.spoil(ctx, client))
 
 			began := time.Now()
@@ -80,8 +85,7 @@ func TestFront_DegradedAndBack(t *testing.T) {
 			if test.mend != nil {
 				require.NoError(t, test.mend(ctx, client))
 			}
-			require.Eventually(t, func() bool { return !f.Degraded() }, 10*time.Second, 10*time.Millisecond)
-			require.NoError(t, begin(t, f, about(newKey(t)), idempotency.NewAttemptToken()))
+			require.Eventually(t, func() bool { return !f.Degraded() && begins() }, 10*time.Second, 10*time.Millisecond)
 			require.GreaterOrEqual(t, count[idempotency.FrontDegraded](events), 2)
 		})
 	}

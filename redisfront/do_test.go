@@ -280,7 +280,7 @@ func TestCase_L15_RedisIsAway(t *testing.T) {
 	client := direct(t, server)
 	prefix := newPrefix()
 	on := func(unprotected bool) *redisfront.Front {
-		return frontOn(t, client, declares(), func(c *redisfront.Config) { c.Prefix, c.Unprotected = prefix, unprotected })
+		return frontOn(t, client, declares(), hurried, func(c *redisfront.Config) { c.Prefix, c.Unprotected = prefix, unprotected })
 	}
 	careful, careless := on(false), on(true)
 	require.NoError(t, server.Kill())

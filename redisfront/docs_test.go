@@ -33,7 +33,7 @@ func TestDocs_ACLIsEnough(t *testing.T) {
 	client := e.clients[0].(*redis.Client)
 	told := func(c *redisfront.Config) { c.OnEvent = events.add }
 	for name, f := range map[string]*redisfront.Front{
-		"one Redis": frontOn(t, client, told, declares()), "a quorum": e.front(t, client, told),
+		"one Redis": frontOn(t, client, told, declares(), patient), "a quorum": e.front(t, client, told),
 	} {
 		key := newKey(t)
 		own := success(key, 1, "x")

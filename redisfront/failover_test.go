@@ -195,20 +195,20 @@ func TestCase_L14_SentinelFailoverInMidLoad(t *testing.T) { //nolint:tparallel /
 		t.Run(how.name, func(t *testing.T) {
 			t.Parallel()
 			w := startWatched(t)
-			failover(t, frontOn(t, w.client), how, w.master, w.replica, func() idempotency.Key { return newKey(t) })
+			failover(t, frontOn(t, w.client, hurried), how, w.master, w.replica, func() idempotency.Key { return newKey(t) })
 		})
 	}
 }
 
 // Cases L03, L04, L05 and L14, in one cluster: a cluster takes 3 s to start.
 func TestCase_L04_Cluster(t *testing.T) {
-	c := startCluster(t)
+	c := startCluster(t, time.Second)
 	t.Run("scripts", c.scripts)
 	t.Run("waiters", c.waiters)
 	for i, how := range []spoil{killed, paused}[:scaled(1, 2)] {
 		t.Run("failover, "+how.name, func(t *testing.T) {
 			events, s := newEvents(), c.shards[i]
-			f := frontOn(t, c.client, func(cfg *redisfront.Config) { cfg.OnEvent = events.add })
+			f := frontOn(t, c.client, hurried, func(cfg *redisfront.Config) { cfg.OnEvent = events.add })
 			failover(t, f, how, s.master, s.replica, func() idempotency.Key { return c.keyIn(t, f, s) })
 			require.GreaterOrEqual(t, count[idempotency.FrontDegraded](events), 2)
 		})
@@ -231,7 +231,7 @@ func (c *cluster) keyIn(t *testing.T, f *redisfront.Front, s shard) idempotency.
 // scripts: every one, hostile keys, and pipelines that go to all nodes, with and without loaded scripts.
 func (c *cluster) scripts(t *testing.T) {
 	ctx, events := t.Context(), newEvents()
-	f := frontOn(t, c.client, func(cfg *redisfront.Config) { cfg.OnEvent = events.add })
+	f := frontOn(t, c.client, patient, func(cfg *redisfront.Config) { cfg.OnEvent = events.add })
 	values := []string{"a}b{c", "{}", "{x}{y}", "{", "}", "p{q{r}s}"}
 	for i := range 60 {
 		values = append(values, fmt.Sprint("random ", i))
@@ -276,34 +276,77 @@ func (c *cluster) scripts(t *testing.T) {
 	require.Zero(t, count[idempotency.FrontFailed](events))
 }
 
-// waiters: messages of one node reach those who listen to another.
+// waiters: messages of one node reach those who listen to another. Whoever is woken by one does not look any more; three of four
+// are, where the machine leaves a message the 500 ms until the next look.
 func (c *cluster) waiters(t *testing.T) {
-	ctx, f := t.Context(), frontOn(t, c.client)
-	const waiters = 60
-	marks := make([]idempotency.AttemptToken, waiters)
-	woken := make([]time.Duration, waiters)
-	var ended atomic.Int64
-	var group sync.WaitGroup
-	keys := make([]idempotency.Key, waiters)
-	for i := range waiters {
-		keys[i], marks[i] = newKey(t), idempotency.NewAttemptToken()
-		_, _, err := f.Begin(ctx, about(keys[i]), marks[i], time.Minute)
-		require.NoError(t, err)
-		group.Go(func() {
-			if f.Wait(ctx, keys[i]) == nil {
-				woken[i] = time.Duration(time.Now().UnixNano() - ended.Load())
-			}
-		})
+	const waiters, rounds = 60, 10
+	f, looks := frontOn(t, c.client, patient), newLooks(t)
+	c.client.AddHook(looks)
+	for round := 1; ; round++ {
+		var woken atomic.Int64
+		var group sync.WaitGroup
+		for range waiters {
+			key, mark := newKey(t), idempotency.NewAttemptToken()
+			_, _, err := f.Begin(t.Context(), about(key), mark, time.Minute)
+			require.NoError(t, err)
+			group.Go(func() {
+				waited := make(chan error, 1)
+				go func() { waited <- f.Wait(t.Context(), key) }()
+				for looks.of(f.MarkName(key)) < 6 { // every 500 ms from then on
+					time.Sleep(time.Millisecond)
+				}
+				before := looks.of(f.MarkName(key))
+				f.End(t.Context(), key, mark)
+				if <-waited == nil && looks.of(f.MarkName(key)) == before {
+					woken.Add(1)
+				}
+			})
+		}
+		group.Wait()
+		if woken.Load() >= waiters*3/4 {
+			return
+		}
+		require.Less(t, round, rounds, "%d of %d were woken by a message", woken.Load(), waiters)
 	}
-	time.Sleep(1300 * time.Millisecond) // they look for themselves every 500 ms from then on
-	ended.Store(time.Now().UnixNano())
-	for i := range waiters {
-		f.End(ctx, keys[i], marks[i])
+}
+
+// looks counts how often waiters have looked at marks.
+type looks struct {
+	held string // the script
+
+	mu sync.Mutex
+	n  map[string]int
+}
+
+func newLooks(t *testing.T) *looks {
+	t.Helper()
+	source, err := redisfront.Source("held")
+	require.NoError(t, err)
+	return &looks{held: redis.NewScript(source).Hash(), n: map[string]int{}}
+}
+
+func (l *looks) of(mark string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.n[mark]
+}
+
+func (*looks) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (l *looks) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if args := cmd.Args(); len(args) > 3 && args[1] == l.held {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.n[fmt.Sprint(args[3])]++
+		}
+		return err
 	}
-	group.Wait()
-	slices.Sort(woken)
-	require.Positive(t, woken[0])
-	require.Less(t, woken[waiters*3/4], 250*time.Millisecond, "three of four are not the work of the look every 500 ms")
+}
+
+func (*looks) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
 }
 
 // The texts that are sent are the files and nothing of a caller's.

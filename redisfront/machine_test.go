@@ -29,12 +29,6 @@ func orderMachine(t testing.TB) *idempotency.Machine {
 	return m
 }
 
-// patientFront waits longer than a service would: what these tests ask is not how long Redis took.
-func patientFront(t *testing.T, change ...func(*redisfront.Config)) *redisfront.Front {
-	t.Helper()
-	return newFront(t, append(change, func(c *redisfront.Config) { c.Timeout = 10 * time.Second })...)
-}
-
 func newStates(t *testing.T, f *redisfront.Front, m *idempotency.Machine) *redisfront.CacheStates {
 	t.Helper()
 	s, err := f.CacheStates(m, time.Minute)
@@ -78,7 +72,7 @@ func answer(moved idempotency.Moved, err error) string {
 func TestCacheStates_EachIDHasOneAnswer(t *testing.T) {
 	t.Parallel()
 	ctx, m := t.Context(), orderMachine(t)
-	s, row := newStates(t, patientFront(t), m), newRow(t, m)
+	s, row := newStates(t, newFront(t), m), newRow(t, m)
 	for _, step := range []struct{ id, to, want string }{
 		{"1", "paid", "not found"},
 		{"1", "created", "moved from "}, // the id is not used up by what found nothing
@@ -111,7 +105,7 @@ func TestCacheStates_EachIDHasOneAnswer(t *testing.T) {
 
 func TestCacheStates_OfHundredCallersOneMoves(t *testing.T) {
 	t.Parallel()
-	m, f := orderMachine(t), patientFront(t)
+	m, f := orderMachine(t), newFront(t)
 	s := newStates(t, f, m)
 	storm := func(row idempotency.Key, id func(i int) string) map[string]int {
 		_, err := s.Move(t.Context(), row, "begin", "created")
@@ -134,7 +128,7 @@ func TestCacheStates_OfHundredCallersOneMoves(t *testing.T) {
 
 func TestCacheStates_RefusesWrongArguments(t *testing.T) {
 	t.Parallel()
-	ctx, m, f := t.Context(), orderMachine(t), patientFront(t)
+	ctx, m, f := t.Context(), orderMachine(t), newFront(t)
 	s, row := newStates(t, f, m), newRow(t, m)
 	for _, id := range []string{"", " ", "a\x00", "\xff", strings.Repeat("i", 256)} {
 		_, err := s.Move(ctx, row, id, "created")
@@ -155,7 +149,7 @@ func TestCacheStates_RefusesWrongArguments(t *testing.T) {
 
 func TestMirror_RefusesOnlyWhatIsCertain(t *testing.T) {
 	t.Parallel()
-	ctx, m, f := t.Context(), orderMachine(t), patientFront(t)
+	ctx, m, f := t.Context(), orderMachine(t), newFront(t)
 	mirror, row := newMirror(t, f, m), newRow(t, m)
 	set := func(state, epoch string) {
 		t.Helper()
@@ -232,7 +226,7 @@ func TestMachine_ForeignValues(t *testing.T) {
 		"unknown state": func(name string) error { return client.HSet(ctx, name, "state", "bogus").Err() },
 	} {
 		prefix := fmt.Sprintf("foreign-%d:", keys.Add(1))
-		f := patientFront(t, func(c *redisfront.Config) { c.Prefix = prefix })
+		f := newFront(t, func(c *redisfront.Config) { c.Prefix = prefix })
 		s, mirror, row := newStates(t, f, m), newMirror(t, f, m), newRow(t, m)
 		_, err := s.Move(ctx, row, "1", "created")
 		require.NoError(t, err)
@@ -291,7 +285,7 @@ func TestMachine_GoSQLAndLuaSayTheSame(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, conn.Close(context.Background())) })
 	_, err = conn.Exec(ctx, `CREATE TABLE things (id text PRIMARY KEY, status text)`)
 	require.NoError(t, err)
-	f := patientFront(t)
+	f := newFront(t)
 
 	rapid.Check(t, func(rt *rapid.T) {
 		m := drawMachine(rt)

@@ -71,10 +71,13 @@ var runID = rand.Text()[:8]
 // newPrefix returns a prefix that no other test uses.
 func newPrefix() string { return fmt.Sprintf("%s%s-%d:", redisfront.DefaultPrefix, runID, keys.Add(1)) }
 
-// newFront returns a front with a prefix of its own.
+// patience is longer than a service would wait: what most tests ask is not how long Redis took.
+const patience = 10 * time.Second
+
+// newFront returns a patient front with a prefix of its own.
 func newFront(t *testing.T, change ...func(*redisfront.Config)) *redisfront.Front {
 	t.Helper()
-	cfg := &redisfront.Config{Prefix: newPrefix()}
+	cfg := &redisfront.Config{Prefix: newPrefix(), Timeout: patience}
 	for _, c := range change {
 		c(cfg)
 	}

@@ -45,10 +45,10 @@ func direct(t *testing.T, node *devstack.RedisNode) *redis.Client {
 	return client
 }
 
-// frontOn returns a front with a short timeout.
+// frontOn returns a front on servers of the test's own. Its timeout is also how long what it does behind its callers' backs takes.
 func frontOn(t *testing.T, client redis.UniversalClient, change ...func(*redisfront.Config)) *redisfront.Front {
 	t.Helper()
-	cfg := &redisfront.Config{Timeout: 300 * time.Millisecond, Prefix: newPrefix()}
+	cfg := &redisfront.Config{Timeout: 2 * time.Second, Prefix: newPrefix()}
 	for _, c := range change {
 		c(cfg)
 	}
@@ -57,6 +57,12 @@ func frontOn(t *testing.T, client redis.UniversalClient, change ...func(*redisfr
 	t.Cleanup(func() { _ = f.Close() }) // its servers may be dead
 	return f
 }
+
+// hurried is for servers that do not answer at all: a busy one may be as late as that.
+func hurried(c *redisfront.Config) { c.Timeout = 300 * time.Millisecond }
+
+// patient is for servers that are well.
+func patient(c *redisfront.Config) { c.Timeout = patience }
 
 // shard is a master of a cluster and its replica.
 type shard struct {
@@ -70,14 +76,14 @@ type cluster struct {
 	admin  *redis.Client        // of the last master, which stays alive
 }
 
-// startCluster starts three masters with a replica each.
-func startCluster(t *testing.T) *cluster {
+// startCluster starts three masters with a replica each, which takes over where a master is silent for so long.
+func startCluster(t *testing.T, silence time.Duration) *cluster {
 	t.Helper()
 	ctx, nodes, c := t.Context(), startNodes(t), &cluster{}
 	bus := map[*devstack.RedisNode]int{}
 	add := func() *devstack.RedisNode {
 		port := freePort(ctx, t) // by default it is the server's port and 10,000, which may be none
-		n, err := nodes.Add(ctx, "cluster-enabled yes", "cluster-node-timeout 1000", "masterauth "+nodes.Password(),
+		n, err := nodes.Add(ctx, "cluster-enabled yes", fmt.Sprint("cluster-node-timeout ", silence.Milliseconds()), "masterauth "+nodes.Password(),
 			"cluster-port "+strconv.Itoa(port), "repl-diskless-sync-delay 0")
 		require.NoError(t, err)
 		bus[n] = port

@@ -49,7 +49,7 @@ func TestMisuse_SQLTxEndedByAGoroutine(t *testing.T) {
 		require.NoError(t, statement)
 		if err != nil { // Rollback came before the end
 			require.True(t, rollsBack, err)
-			require.ErrorContains(t, err, "return an error instead")
+			require.ErrorContains(t, err, "the function called Rollback of its sql.Tx") // during the statement, or after it
 			s.requireNothing(t, req)
 			continue
 		}

@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -122,26 +123,38 @@ func TestTransport_AsksAgainWhatNobodyKnows(t *testing.T) {
 	require.Len(t, keys.all(), 2)
 }
 
-// The service dies behind a COMMIT, is away for a while, and comes back on the same address.
+// The service dies behind a COMMIT, is away for a while, and comes back under the same name.
 func TestTransport_SurvivesARestartOfTheService(t *testing.T) {
 	t.Parallel()
 	s := newService(t, nil)
-	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	address := listener.Addr().String()
-	died := make(chan struct{})
-	first := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_ = listener.Close()
-		lose(w, r, s)
-		close(died)
-	})}
 	var group sync.WaitGroup
-	group.Go(func() { _ = first.Serve(listener) })
 	t.Cleanup(group.Wait)
-	t.Cleanup(func() { _ = first.Close() })
+	var address atomic.Value // of the process that serves it: a port that is closed may be another program's at once
+	start := func(h func(stop func()) http.Handler) error {
+		listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+		if err != nil {
+			return err
+		}
+		server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: h(func() {
+			address.Store(nobody)
+			_ = listener.Close()
+		})}
+		group.Go(func() { _ = server.Serve(listener) })
+		t.Cleanup(func() { _ = server.Close() })
+		address.Store(listener.Addr().String())
+		return nil
+	}
+	died := make(chan struct{})
+	require.NoError(t, start(func(stop func()) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			stop()
+			lose(w, r, s)
+			close(died)
+		})
+	}))
 
-	base := &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, network, address)
+	base := &http.Transport{DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, address.Load().(string))
 	}}
 	t.Cleanup(base.CloseIdleConnections)
 	refused := 0
@@ -152,20 +165,15 @@ func TestTransport_SurvivesARestartOfTheService(t *testing.T) {
 		}
 		if refused++; refused == 3 {
 			<-died
-			again, err := new(net.ListenConfig).Listen(t.Context(), "tcp", address)
-			if err != nil {
+			if err := start(func(func()) http.Handler { return s }); err != nil {
 				t.Error(err)
-				return nil, err
 			}
-			second := &http.Server{ReadHeaderTimeout: time.Minute, Handler: s}
-			group.Go(func() { _ = second.Serve(again) })
-			t.Cleanup(func() { _ = second.Close() })
 		}
 		return resp, err
 	})
 	transport, err := idempotencyclient.New(restarting, &idempotencyclient.Config{Pause: time.Millisecond})
 	require.NoError(t, err)
-	resp, err := idempotencyclient.Do(&http.Client{Transport: transport}, post(t.Context(), t, "http://"+address, "tea"))
+	resp, err := idempotencyclient.Do(&http.Client{Transport: transport}, post(t.Context(), t, "http://shop.example", "tea"))
 	require.NoError(t, err)
 	require.Equal(t, "order 1", text(t, resp))
 	require.True(t, idempotencyclient.Replayed(resp))

@@ -128,7 +128,7 @@ func TestStart_WithoutServerSaysWhatToType(t *testing.T) {
 func TestStart_SaysWhyAProgramIsUnfit(t *testing.T) {
 	t.Parallel()
 	old := filepath.Join(t.TempDir(), "postgres")
-	require.NoError(t, os.WriteFile(old, []byte("#!/bin/sh\necho 'postgres (PostgreSQL) 13.4'\n"), 0o755))
+	writeProgram(t, old, "#!/bin/sh\necho 'postgres (PostgreSQL) 13.4'\n")
 	m := bare()
 	m.root = false
 	m.glob = func(string) ([]string, error) { return []string{old}, nil }

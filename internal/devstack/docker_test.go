@@ -31,7 +31,7 @@ func fakeChild(t *testing.T, script string) (program, request string) {
 	t.Helper()
 	program = filepath.Join(t.TempDir(), "dockerstack")
 	request = program + ".request"
-	require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\nrequest="+request+"\n"+script), 0o755))
+	writeProgram(t, program, "#!/bin/sh\nrequest="+request+"\n"+script)
 	return program, request
 }
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -112,4 +113,12 @@ func local() machine {
 	m := thisMachine()
 	m.getenv = func(string) string { return "" }
 	return m
+}
+
+// writeProgram writes a script that is run at once, while other tests start processes: see unpackFile.
+func writeProgram(t *testing.T, path, script string) {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	require.NoError(t, os.WriteFile(path, []byte(script), 0o755))
 }

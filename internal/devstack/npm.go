@@ -17,6 +17,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -199,6 +200,10 @@ func unpackFile(root *os.Root, name string, mode fs.FileMode, content io.Reader)
 		}
 	}
 	perm := 0o644 | mode.Perm()&0o111
+	// A process that is forked meanwhile would have the file open for writing until its own exec, and then ours is refused: "text
+	// file busy".
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	f, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, perm)
 	if err != nil {
 		return err

@@ -61,7 +61,7 @@ func fakeNpm(t *testing.T, pack []byte) (m machine, calls string) {
 	calls = filepath.Join(dir, "calls")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "pack"), pack, 0o600))
 	npm := filepath.Join(dir, "npm")
-	require.NoError(t, os.WriteFile(npm, []byte("#!/bin/sh\necho \"$*\" >> "+calls+"\ncp "+dir+"/pack ./fetched.tgz\n"), 0o755))
+	writeProgram(t, npm, "#!/bin/sh\necho \"$*\" >> "+calls+"\ncp "+dir+"/pack ./fetched.tgz\n")
 	m = bare()
 	m.platform = "linux/amd64"
 	m.root = false // t.TempDir cannot be entered by others

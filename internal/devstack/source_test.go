@@ -106,8 +106,7 @@ func TestSource_OnlyTheVersionAskedForIsTaken(t *testing.T) {
 	dir := t.TempDir()
 	for name, version := range map[string]string{"a": "16.1", "b": "18.4"} {
 		require.NoError(t, os.Mkdir(filepath.Join(dir, name), 0o755))
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name, "postgres"),
-			[]byte("#!/bin/sh\necho 'postgres (PostgreSQL) "+version+"'\n"), 0o755))
+		writeProgram(t, filepath.Join(dir, name, "postgres"), "#!/bin/sh\necho 'postgres (PostgreSQL) "+version+"'\n")
 	}
 	m := bare()
 	m.root = false

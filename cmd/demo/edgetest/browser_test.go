@@ -42,13 +42,14 @@ func browse(t *testing.T, origin, service string) context.Context {
 		chromedp.NoSandbox, // it needs a user who is not root
 		chromedp.DisableGPU, chromedp.Flag("disable-quic", true), chromedp.Flag("disable-component-update", true),
 		chromedp.Flag("disable-dev-shm-usage", true), // which is small in containers
+		chromedp.WSURLReadTimeout(2 * time.Minute),   // its start, on a busy machine
 	})
 	allocator, stop := chromedp.NewExecAllocator(context.Background(), options...)
 	t.Cleanup(stop)
 	tab, closeTab := chromedp.NewContext(allocator)
 	t.Cleanup(closeTab)
 	require.NoError(t, chromedp.Do(tab)) // the browser lives as long as this context
-	bounded, cancel := context.WithTimeout(tab, time.Minute)
+	bounded, cancel := context.WithTimeout(tab, 2*time.Minute)
 	defer cancel()
 	require.NoError(t, chromedp.Do(bounded, chromedp.Navigate(origin+"/page.html?shop="+url.QueryEscape(service))))
 	_, err := chromedp.Run(bounded, chromedp.Poll[bool](`document.title === "ready"`))
@@ -100,7 +101,7 @@ func TestCase_H10_APageOfAnotherOriginSeesTheDocumentedAnswers(t *testing.T) {
 	require.True(t, back.Replayed)
 	require.Equal(t, 1, p.demo.orders(t, "left"))
 
-	bounded, cancel := context.WithTimeout(tab, time.Minute)
+	bounded, cancel := context.WithTimeout(tab, 2*time.Minute)
 	defer cancel()
 	shown, err := chromedp.Run(bounded, chromedp.Text(chromedp.CSS("#answers")))
 	require.NoError(t, err)

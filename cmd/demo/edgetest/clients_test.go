@@ -105,6 +105,7 @@ func examineAt(t *testing.T, p *proxy, how loss, ask ask) {
 // Somebody else is running the key: one attempt is told so, the others wait for the order.
 func examineInProgress(t *testing.T, p *proxy, ask ask) {
 	t.Helper()
+	release := p.demo.hold(t)
 	slow := asked{Key: "slow", Body: order{"c-7", "handmade", 1}}
 	made := make(chan answer, 1)
 	go func() {
@@ -124,6 +125,7 @@ func examineInProgress(t *testing.T, p *proxy, ask ask) {
 	require.Equal(t, http.StatusConflict, busy.Status, busy.Text)
 	require.Equal(t, "urn:pgonce:problem:in-progress", busy.problem(t))
 	require.Equal(t, "1", busy.RetryAfter)
+	release()
 	second, err := ask(t.Context(), p.url+"/orders", slow)
 	require.NoError(t, err)
 	first := <-made

@@ -46,17 +46,20 @@ func session(t *testing.T) (text []byte, parts [][]int) {
 func bash(t *testing.T, p *proxy, commands string) string {
 	t.Helper()
 	curl := program(t, "curl")
-	started := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if err := p.demo.await(r.Context(), 1, thinking); err != nil {
+	release := p.demo.hold(t)
+	events := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/over" {
+			release()
+		} else if err := p.demo.await(r.Context(), 1, thinking); err != nil {
 			t.Error(err)
 		}
 		w.WriteHeader(http.StatusNoContent)
 	}))
-	defer started.Close()
+	defer events.Close()
 	require.Equal(t, 1, strings.Count(commands, "shop=http://127.0.0.1:8080\n"))
 	commands = strings.Replace(commands, "http://127.0.0.1:8080", p.url, 1)
 	cmd := exec.CommandContext(t.Context(), "bash", "-eu")
-	cmd.Stdin = strings.NewReader("sleep() { curl -sS " + started.URL + "; }\n" + commands)
+	cmd.Stdin = strings.NewReader("sleep() { curl -sS " + events.URL + "; }\nwait() { curl -sS " + events.URL + "/over; builtin wait; }\n" + commands)
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "PATH="+filepath.Dir(curl)+":"+os.Getenv("PATH"))
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out // errors in their place
