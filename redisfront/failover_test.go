@@ -131,7 +131,13 @@ func failover(t *testing.T, f *redisfront.Front, how spoil, master, replica *dev
 			return f.Flush(ctx) == nil
 		}
 	}
-	require.Eventually(t, published(2, "new"), 10*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { // a publish that took too long opens no breaker, and is lost too
+		if !published(2, "new")() {
+			return false
+		}
+		_, there, err := f.Lookup(ctx, about(fenced))
+		return err == nil && there
+	}, 10*time.Second, 10*time.Millisecond)
 	onMaster, onReplica := direct(t, master), direct(t, replica)
 	require.Eventually(t, func() bool { return replicated(ctx, onMaster, onReplica) }, 5*time.Second, 5*time.Millisecond)
 	source, err := redisfront.Source("lookup")
