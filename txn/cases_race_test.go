@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -26,6 +27,9 @@ func (s *shop) replica(t testing.TB, config ...func(*txn.Config)) *shop {
 	return &shop{pool: pool, runner: newRunner(t, pool, config...), direct: s.direct}
 }
 
+// patience is how long a test waits for what must come, and the Wait of one that chooses none: no machine is so busy.
+const patience = time.Minute
+
 func newRunner(t testing.TB, pool *pgxpool.Pool, config ...func(*txn.Config)) *txn.Runner {
 	t.Helper()
 	cfg := &txn.Config{Operations: []idempotency.Operation{create}, Isolation: pgtest.Env().Isolation}
@@ -34,6 +38,12 @@ func newRunner(t testing.TB, pool *pgxpool.Pool, config ...func(*txn.Config)) *t
 	}
 	for _, f := range config {
 		f(cfg)
+	}
+	cfg.Operations = slices.Clone(cfg.Operations) // they may be other tests' too
+	for i := range cfg.Operations {
+		if cfg.Operations[i].Wait == 0 {
+			cfg.Operations[i].Wait = patience
+		}
 	}
 	runner, err := txn.New(pool, cfg)
 	require.NoError(t, err)
@@ -119,14 +129,14 @@ func (s *shop) holdLock(t testing.TB, key idempotency.Key) (release func()) {
 func (s *shop) requireIdle(t testing.TB) {
 	t.Helper()
 	// Polled: pgxpool destroys a broken connection in a goroutine of its own.
-	require.Eventually(t, func() bool { return s.pool.Stat().AcquiredConns() == 0 }, 5*time.Second, time.Millisecond, "leaked connections")
+	require.Eventually(t, func() bool { return s.pool.Stat().AcquiredConns() == 0 }, patience, time.Millisecond, "leaked connections")
 	ctx := context.WithoutCancel(t.Context()) // also called from a Cleanup
 	require.Eventually(t, func() bool {
 		var n int
 		err := s.direct.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity
 			WHERE datname = current_database() AND pid <> pg_backend_pid() AND state LIKE 'idle in transaction%'`).Scan(&n)
 		return err == nil && n == 0
-	}, 5*time.Second, 5*time.Millisecond, "sessions left in a transaction")
+	}, patience, 5*time.Millisecond, "sessions left in a transaction")
 }
 
 func TestCase_R01_SecondNodeDoesNotRunWhileTheFirstDoes(t *testing.T) {
@@ -160,7 +170,7 @@ func TestCase_R01_SecondNodeDoesNotRunWhileTheFirstDoes(t *testing.T) {
 func TestCase_R02_FiftyParallelCallsRunOnce(t *testing.T) {
 	t.Parallel()
 	const replicas, callers = 5, 10
-	for name, wait := range map[string]time.Duration{"Waiting": 20 * time.Second, "NoWait": idempotency.NoWait} {
+	for name, wait := range map[string]time.Duration{"Waiting": patience, "NoWait": idempotency.NoWait} {
 		for _, iso := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 			t.Run(name+"/"+string(iso), func(t *testing.T) {
 				t.Parallel()
@@ -214,7 +224,7 @@ func TestCase_R05_SlowFunctionMakesDuplicatesWaitThenReplay(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	const wait = 50 * time.Millisecond
-	short, patient := s.replica(t, waiting(wait)), s.replica(t, waiting(time.Minute))
+	short, patient := s.replica(t, waiting(wait)), s.replica(t)
 	req := request(t, "k1", "body")
 	first := s.hold(t, req)
 
@@ -325,7 +335,7 @@ func TestCase_R12_LockLivesInTheTransactionThatWritesTheRecord(t *testing.T) {
 func TestCase_P22_AnotherKeyWithTheSameLockOnlyDelays(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
-	short, patient := s.replica(t, waiting(30*time.Millisecond)), s.replica(t, waiting(time.Minute))
+	short, patient := s.replica(t, waiting(30*time.Millisecond)), s.replica(t)
 	req, other := request(t, "k1", "body"), request(t, "k1", "other body")
 
 	release := s.holdLock(t, req.Key)

@@ -245,11 +245,12 @@ func TestCall_MigrationUnderARunningProgramIsNoticed(t *testing.T) {
 
 func TestRunner_OperationHasItsDefaults(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	op, declared := s.runner.Operation(create.Name)
+	runner, err := txn.New(lazyPool(t), &txn.Config{Operations: []idempotency.Operation{create}})
+	require.NoError(t, err)
+	op, declared := runner.Operation(create.Name)
 	require.True(t, declared)
 	require.Equal(t, idempotency.DefaultWait, op.Wait)
 	require.Equal(t, idempotency.StrategyStrict, op.Strategy)
-	_, declared = s.runner.Operation("nobody.knows")
+	_, declared = runner.Operation("nobody.knows")
 	require.False(t, declared)
 }

@@ -193,7 +193,7 @@ func TestMany_MixtureEachItsOwnOutcome(t *testing.T) {
 	require.True(t, outcomes[1].Replayed)
 	require.ErrorIs(t, outcomes[2].Err, idempotency.ErrMismatch)
 	require.ErrorIs(t, outcomes[3].Err, idempotency.ErrInProgress)
-	require.Less(t, took, create.WithDefaults().Wait, "it does not wait")
+	require.Less(t, took, patience, "it does not wait")
 	require.ErrorIs(t, outcomes[4].Err, refused)
 	require.ErrorContains(t, outcomes[5].Err, "division by zero")
 	require.ErrorIs(t, outcomes[6].Err, idempotency.ErrFailed)
