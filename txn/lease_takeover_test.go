@@ -36,13 +36,10 @@ func TestCase_S01_ADeadOwnersKeyIsTakenOver(t *testing.T) {
 	}()
 	old := <-stopped
 	second := s.another(t, capture)
-	noWait := func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		_, err := second.pay(ctx, req, d.foreign)
-		return err
-	}
-	require.ErrorIs(t, noWait(), idempotency.ErrInProgress, "S02: a live owner is left alone")
+	noWait := capture
+	noWait.Wait = idempotency.NoWait
+	_, err := s.another(t, noWait).pay(t.Context(), req, d.foreign)
+	require.ErrorIs(t, err, idempotency.ErrInProgress, "S02: a live owner is left alone")
 	s.die(t)
 	res, err := second.pay(t.Context(), req, func(ctx context.Context, l *txn.Lease) (string, error) {
 		require.Equal(t, 2, l.Record().Attempt)
@@ -68,7 +65,7 @@ func TestCase_S01_ADeadOwnersKeyIsTakenOver(t *testing.T) {
 func TestLease_LossEndsTheContext(t *testing.T) {
 	t.Parallel()
 	short := capture
-	short.Lease = time.Second
+	short.Lease = 3 * time.Second
 	var lost atomic.Int64
 	s := newShop(t, func(c *txn.Config) {
 		c.Operations = []idempotency.Operation{short}
@@ -81,10 +78,13 @@ func TestLease_LossEndsTheContext(t *testing.T) {
 	t.Cleanup(s.runner.Close)
 	req := leaseRequest(t, short, "k")
 	_, err := s.pay(t.Context(), req, func(ctx context.Context, l *txn.Lease) (string, error) {
-		time.Sleep(1500 * time.Millisecond)
-		r, _ := s.record(t, req) //nolint:contextcheck // the test's own look
+		var r idempotency.Record
+		// Until it was renewed behind the end that it had at first.
+		require.Eventually(t, func() bool { //nolint:contextcheck // the test's own look
+			r, _ = s.record(t, req)
+			return r.LeaseExpiresAt.After(l.Record().LeaseExpiresAt.Add(short.Lease))
+		}, patience, 20*time.Millisecond)
 		require.False(t, r.TimedOut, "it is renewed")
-		require.True(t, r.LeaseExpiresAt.After(l.Record().LeaseExpiresAt))
 		_, err := s.direct.Exec(ctx, `UPDATE idempotency.records SET fence = nextval('idempotency.fence') WHERE state = 'PROCESSING'`)
 		require.NoError(t, err)
 		<-ctx.Done()
