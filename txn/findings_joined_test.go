@@ -163,14 +163,14 @@ func TestFinding_F18_AfterCommitIsUnknownWhileTheCallersCommitIsOnItsWay(t *test
 	require.ErrorIs(t, tx.Commit(t.Context()), errCut)
 	require.ErrorIs(t, joined.AfterCommit(t.Context()), idempotency.ErrOutcomeUnknown)
 	require.NoError(t, late.Load().deliver())
-	require.Eventually(t, func() bool { return s.orders(t, "k") == 1 }, 5*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return s.orders(t, "k") == 1 }, patience, 5*time.Millisecond)
 	require.NoError(t, joined.AfterCommit(t.Context()))
 }
 
 func TestFinding_C40_WaiterThatRunsItsFunctionCountsNoLonger(t *testing.T) {
 	t.Parallel()
-	const wait = time.Second
-	s := newShop(t, waiting(wait), func(c *txn.Config) { c.MaxWaiters = 1 })
+	p := newPolicyShop(t, func(c *txn.Config) { c.MaxWaiters = 1 })
+	s := p.shop
 	_, err := s.place(t.Context(), request(t, "warm", "body"))
 	require.NoError(t, err)
 	req := request(t, "k", "body")
@@ -199,7 +199,7 @@ func TestFinding_C40_WaiterThatRunsItsFunctionCountsNoLonger(t *testing.T) {
 		ran <- err
 	}()
 	// The second attempt proves that it waits.
-	require.Eventually(t, func() bool { return s.pool.Stat().AcquireCount() >= before+2 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.pool.Stat().AcquireCount() >= before+2 }, patience, time.Millisecond)
 	close(fail)
 	require.Error(t, <-failed)
 	select {
@@ -208,6 +208,11 @@ func TestFinding_C40_WaiterThatRunsItsFunctionCountsNoLonger(t *testing.T) {
 		require.FailNow(t, "the waiter did not run", "%v", err)
 	}
 
+	const wait = time.Second // of those that come now
+	p.policy(t, "all", "", "enforce")
+	p.exec(t, `UPDATE idempotency.policies SET wait = $1`, wait)
+	_, err = p.policies.RunOnce(t.Context())
+	require.NoError(t, err)
 	begin := time.Now()
 	_, err = s.place(t.Context(), req)
 	require.ErrorIs(t, err, idempotency.ErrInProgress)

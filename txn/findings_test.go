@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"testing"
@@ -228,12 +229,17 @@ func TestFinding_B11_NoWaitAnswersSoonAlsoOnAFullPool(t *testing.T) {
 	t.Parallel()
 	s := newShopWith(t, func(c *pgxpool.Config) { c.MaxConns = 1 }, impatient)
 	h := s.hold(t, request(t, "k", "body"))
-	bounded, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-	defer cancel()
-	begin := time.Now()
-	_, err := s.place(bounded, request(t, "k", "body"))
-	require.ErrorIs(t, err, idempotency.ErrInProgress)
-	require.Less(t, time.Since(begin), 2*time.Second, "it looks for 250 ms")
+	const soon = 2 * time.Second
+	soonest := time.Duration(math.MaxInt64)
+	for try := 0; try < 3 && soonest >= soon; try++ { // one may meet a machine that has no time for it
+		bounded, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		begin := time.Now()
+		_, err := s.place(bounded, request(t, "k", "body"))
+		soonest = min(soonest, time.Since(begin))
+		cancel()
+		require.ErrorIs(t, err, idempotency.ErrInProgress)
+	}
+	require.Less(t, soonest, soon, "it looks for 250 ms")
 	require.NoError(t, h.letGo().err)
 }
 
@@ -317,20 +323,21 @@ func TestFinding_C15_ConnectionLostOverAnExpiredRecordRunsAgain(t *testing.T) {
 
 func TestFinding_C16_IdleTimeoutEndsTheCallAfterOneRun(t *testing.T) {
 	t.Parallel()
-	s := newShopWith(t, func(c *pgxpool.Config) {
-		c.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = "200ms"
-	})
+	s := newShop(t)
 	for _, key := range []string{"met by the commit", "met by the function"} {
 		runs := 0
 		_, err := txn.WithIdempotency(t.Context(), s.runner, request(t, key, "body"), func(ctx context.Context, tx pgx.Tx) (order, error) {
 			runs++
 			o, err := insertOrder(ctx, tx, key)
 			pid := backend(ctx, t, tx)
+			// The whole session's would end it between any two statements, on a busy machine.
+			_, set := tx.Exec(ctx, `SET LOCAL idle_in_transaction_session_timeout = '200ms'`)
+			require.NoError(t, set)
 			require.Eventually(t, func() bool {
 				var n int
 				err := s.direct.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE pid = $1`, pid).Scan(&n)
 				return err == nil && n == 0
-			}, 5*time.Second, 10*time.Millisecond)
+			}, patience, 10*time.Millisecond)
 			if key == "met by the function" {
 				_, err = tx.Exec(ctx, `SELECT 1`)
 			}

@@ -145,8 +145,10 @@ func TestMisuse_GoroutineOutlivesTheFunction(t *testing.T) {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			s := newShop(t)
-			// COMMIT takes a while: time for the goroutine to try while it runs.
-			s.exec(t, `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.2); RETURN NULL; END $$`)
+			// COMMIT takes until the goroutine has tried while it runs.
+			s.exec(t, `CREATE SEQUENCE tried`)
+			s.exec(t, `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+				FOR i IN 1 .. 100 LOOP PERFORM pg_sleep(0.2); EXIT WHEN (SELECT is_called FROM tried); END LOOP; RETURN NULL; END $$`)
 			s.exec(t, `CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
 				WHEN (NEW.key = 'k') EXECUTE FUNCTION slow()`)
 			committed, stop := make(chan struct{}), make(chan struct{})
@@ -161,7 +163,9 @@ func TestMisuse_GoroutineOutlivesTheFunction(t *testing.T) {
 						}
 						_, err := tx.Exec(ctx, `INSERT INTO orders (key) VALUES ('stray')`)
 						if errors.Is(err, pgx.ErrTxClosed) {
-							refused++
+							if refused++; refused == 3 {
+								s.exec(t, `SELECT nextval('tried')`) //nolint:contextcheck // the test's own
+							}
 						}
 						select {
 						case <-committed:
@@ -231,7 +235,7 @@ func TestMisuse_SilentFunctionEndsWithTheIdleTimeout(t *testing.T) {
 					var n int
 					err := s.direct.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE pid = $1`, pid).Scan(&n)
 					return err == nil && n == 0
-				}, 10*time.Second, 20*time.Millisecond)
+				}, patience, 20*time.Millisecond)
 				return nil
 			}))
 			require.Error(t, err)
