@@ -64,10 +64,10 @@ func TestCase_P23_DuplicatesOfALongTransactionHoldNothingAndADeadOwnerFreesTheKe
 	}
 	var inTransaction int
 	require.NoError(t, s.direct.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity
-		WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL`).Scan(&inTransaction))
+		WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid() AND xact_start IS NOT NULL`).Scan(&inTransaction))
 	require.Equal(t, 1, inTransaction, "the owner's")
 
-	s.terminate(t.Context(), t, `xact_start IS NOT NULL`)
+	s.terminate(t.Context(), t, `backend_type = 'client backend' AND xact_start IS NOT NULL`)
 	res, err := impatient.place(t.Context(), req)
 	require.NoError(t, err, "the key is free")
 	require.False(t, res.Replayed)

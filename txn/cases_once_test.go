@@ -167,12 +167,20 @@ func TestOneEffectPerKey_ManyProcesses(t *testing.T) {
 		require.NoError(t, err)
 		defer pool.Close()
 		s := &shop{pool: pool, runner: newRunner(t, pool)}
+		_, err = pool.Exec(t.Context(), `INSERT INTO started VALUES (0)`)
+		require.NoError(t, err)
+		require.Eventually(t, func() bool { // all begin together
+			var n int
+			err := pool.QueryRow(t.Context(), `SELECT count(*) FROM started`).Scan(&n)
+			return err == nil && n == processes
+		}, patience, 5*time.Millisecond)
 		st := storm{goroutines: goroutines, keys: keys, tries: tries / processes}
 		require.NoError(t, st.run(t.Context(), s, strconv.Itoa(os.Getpid())))
 		return
 	}
 	keys := scaled(t, 2000, 20_000)
 	s := newStorm(t)
+	s.exec(t, `CREATE TABLE started (n int)`)
 	began := time.Now()
 	var wg sync.WaitGroup
 	output, errs := make([]bytes.Buffer, processes), make([]error, processes)
