@@ -33,15 +33,30 @@ func TestFronts_ACallerThatGaveUpDoesNotTurnThemOff(t *testing.T) {
 	t.Cleanup(s.runner.Close)
 	var known idempotency.Request
 	tries := 0
-	require.Eventually(t, func() bool { // until the epoch is known; behind a pooler only what this runner commits is kept
+	learn := func() bool { // until the epoch is known; behind a pooler only what this runner commits is kept
 		tries++
 		known = request(t, fmt.Sprint("known", tries), "body")
 		_, err := s.place(t.Context(), known)
 		require.NoError(t, err)
 		res, err := s.place(t.Context(), known)
 		return err == nil && res.Replayed && <-from == localfront.Name
-	}, 20*time.Second, 5*time.Millisecond)
+	}
+	for try := 1; ; try++ {
+		require.Eventually(t, learn, patience, 5*time.Millisecond)
+		res, err := afterAnImpatientCaller(t, s, known)
+		if err != nil && try < 3 { // the epoch is known for a second, and a busy machine may not have read it anew
+			continue
+		}
+		require.NoError(t, err, "the local front has it, without a connection")
+		require.True(t, res.Replayed)
+		require.Equal(t, localfront.Name, <-from)
+		return
+	}
+}
 
+// afterAnImpatientCaller asks for what is known when somebody has just given up, and every connection of the pool is in use.
+func afterAnImpatientCaller(t *testing.T, s *shop, known idempotency.Request) (txn.Result[order], error) {
+	t.Helper()
 	held, err := s.pool.Acquire(t.Context())
 	require.NoError(t, err)
 	defer held.Release()
@@ -50,12 +65,9 @@ func TestFronts_ACallerThatGaveUpDoesNotTurnThemOff(t *testing.T) {
 	_, err = s.place(impatient, request(t, "impatient", "body"))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 
-	bounded, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	bounded, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	res, err := s.place(bounded, known)
-	require.NoError(t, err, "the local front has it, without a connection")
-	require.True(t, res.Replayed)
-	require.Equal(t, localfront.Name, <-from)
+	return s.place(bounded, known)
 }
 
 // A program that may not read the epoch works, without fronts; also one that loses the right while it runs.
@@ -77,7 +89,7 @@ func TestFronts_WithoutAnEpochCallsGoOn(t *testing.T) {
 				_, err := s.place(t.Context(), request(t, fmt.Sprint("before", tries), "body"))
 				require.NoError(t, err)
 				return front.Stats().Records > 0
-			}, 20*time.Second, 5*time.Millisecond)
+			}, patience, 5*time.Millisecond)
 			s.exec(t, `ALTER FUNCTION idempotency.current_epoch() RENAME TO gone`)
 			s.pool.Reset()
 			for i := range 20 {
