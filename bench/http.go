@@ -113,6 +113,8 @@ func answerOrder(w http.ResponseWriter, receipt []byte, err error) {
 // requesting is a variant that sends one fresh order after another to a handler.
 func requesting(name string, h http.Handler) variant {
 	return ordering(name, func(ctx context.Context, o order) error {
+		ctx, cancel := context.WithCancel(ctx) // as net/http does: pgx then watches the context of every statement
+		defer cancel()
 		r, err := http.NewRequestWithContext(ctx, http.MethodPost, "/orders", bytes.NewReader(o.payload()))
 		if err != nil {
 			return err
