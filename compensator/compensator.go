@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/internal/pgguard"
 )
 
 // Defaults of a Config.
@@ -186,7 +187,7 @@ type Compensator struct {
 	healers    []*healer
 }
 
-// New returns a compensator on a pool of the primary. It does not connect.
+// New returns a compensator on a pool of the primary whose configuration went through txn.ConfigurePool. It does not connect.
 func New(pool *pgxpool.Pool, cfg *Config) (*Compensator, error) {
 	if pool == nil {
 		return nil, &idempotency.ConfigError{Field: "pool", Rule: "must not be nil"}
@@ -194,6 +195,10 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Compensator, error) {
 	config := cfg.withDefaults()
 	if err := config.validate(); err != nil {
 		return nil, err
+	}
+	poolConfig := pool.Config()
+	if !pgguard.Configured(poolConfig) {
+		return nil, &idempotency.ConfigError{Field: "pool", Rule: pgguard.Rule}
 	}
 	operations := map[string]idempotency.Operation{}
 	for _, declared := range config.Operations {
@@ -207,7 +212,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Compensator, error) {
 		operations[op.Name] = op
 	}
 	c := &Compensator{
-		pool: pool, store: idempotency.NewStore(pool.Config().ConnConfig.DefaultQueryExecMode), config: config,
+		pool: pool, store: idempotency.NewStore(poolConfig.ConnConfig.DefaultQueryExecMode), config: config,
 		operations: operations, running: make(chan struct{}, 1),
 	}
 	c.results, c.records, c.bypasses = newBatch(config.Batch), newBatch(config.Batch), newBatch(config.Batch)
@@ -276,7 +281,26 @@ func (c *Compensator) call(ctx context.Context, do func(context.Context) error) 
 	return do(bounded)
 }
 
-// inTx is call for a transaction.
+// change is call for a statement that says who owns a record, and that waits for nothing but its commit. A cancel request
+// would end that wait, and the change would be seen before it is replicated.
+func (c *Compensator) change(ctx context.Context, do func(context.Context, *pgx.Conn) error) error {
+	return c.call(ctx, func(ctx context.Context) error {
+		conn, err := c.pool.Acquire(ctx)
+		if err != nil {
+			return err
+		}
+		defer conn.Release()
+		g := pgguard.Of(conn.Conn())
+		g.CommitSent.Store(true)
+		err = do(ctx, conn.Conn())
+		if !conn.Conn().IsClosed() {
+			g.CommitSent.Store(false)
+		}
+		return err
+	})
+}
+
+// inTx is call for a transaction. Its connection's guard sees the COMMIT.
 func (c *Compensator) inTx(ctx context.Context, do func(context.Context, pgx.Tx) error) error {
 	return c.call(ctx, func(ctx context.Context) error {
 		return pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {

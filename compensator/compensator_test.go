@@ -16,6 +16,7 @@ import (
 	"github.com/pgonce/pgonce/compensator"
 	"github.com/pgonce/pgonce/idempotency"
 	"github.com/pgonce/pgonce/internal/pgtest"
+	"github.com/pgonce/pgonce/txn"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
@@ -57,7 +58,7 @@ func (*gateway) Commit(ctx context.Context, tx pgx.Tx, r idempotency.Record, _ i
 func newShop(t *testing.T) *shop {
 	t.Helper()
 	s := &shop{
-		pool: pgtest.Pool(t), store: idempotency.NewStore(pgx.QueryExecModeCacheStatement),
+		pool: pgtest.Pool(t, txn.ConfigurePool), store: idempotency.NewStore(pgx.QueryExecModeCacheStatement),
 		gateway: &gateway{says: map[string]idempotency.Resolution{}},
 	}
 	s.ops = []idempotency.Operation{
@@ -340,4 +341,7 @@ func TestNew_RefusesAWrongConfig(t *testing.T) {
 	}
 	_, err := compensator.New(nil, &compensator.Config{Operations: s.ops})
 	require.ErrorIs(t, err, idempotency.ErrConfig)
+	_, err = compensator.New(pgtest.Pool(t), &compensator.Config{Operations: s.ops})
+	require.ErrorIs(t, err, idempotency.ErrConfig)
+	require.ErrorContains(t, err, "txn.ConfigurePool")
 }

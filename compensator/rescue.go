@@ -101,8 +101,8 @@ func (c *Compensator) rescueOne(ctx context.Context, one idempotency.Stale) (fun
 		return rescued, nil
 	}
 	var done bool
-	err := c.call(ctx, func(ctx context.Context) (err error) {
-		done, err = c.store.Rescue(ctx, c.pool, one, c.config.Actor, reasonStale, op.Retention)
+	err := c.change(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+		done, err = c.store.Rescue(ctx, conn, one, c.config.Actor, reasonStale, op.Retention)
 		return err
 	})
 	if err != nil || !done {
@@ -116,17 +116,17 @@ func (c *Compensator) resolve(ctx context.Context, op idempotency.Operation, one
 	var a idempotency.LeaseAcquisition
 	var steps []idempotency.Step
 	began := time.Now()
-	err := c.call(ctx, func(ctx context.Context) error {
-		r, found, err := c.store.LookupIn(ctx, c.pool, one.Key)
+	err := c.change(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		r, found, err := c.store.LookupIn(ctx, conn, one.Key)
 		if err != nil || !found {
 			return err
 		}
-		a, err = c.store.AcquireLease(ctx, c.pool, &idempotency.LeaseRequest{
+		a, err = c.store.AcquireLease(ctx, conn, &idempotency.LeaseRequest{
 			Request:      idempotency.Request{Key: one.Key, Fingerprint: r.Fingerprint, Client: r.Client},
 			AttemptToken: idempotency.NewAttemptToken(), Lease: op.Lease, Takeover: op.Takeover, CanResolve: true, TraceID: r.TraceID,
 		})
 		if err == nil && a.Verdict == idempotency.VerdictResolve {
-			steps, err = c.store.Steps(ctx, c.pool, &a.Record)
+			steps, err = c.store.Steps(ctx, conn, &a.Record)
 		}
 		return err
 	})

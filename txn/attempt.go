@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgonce/pgonce/idempotency"
 	"github.com/pgonce/pgonce/internal/failpoint"
+	"github.com/pgonce/pgonce/internal/pgguard"
 	"github.com/pgonce/pgonce/internal/pgsource"
 )
 
@@ -18,7 +19,7 @@ import (
 type attempt struct {
 	call     *call
 	pooled   pgsource.Lent
-	guard    *guard
+	guard    *pgguard.Guard
 	acquired idempotency.Acquisition
 	bypass   *idempotency.Bypass // nil: the outcome is recorded
 	open     bool                // a transaction may be open
@@ -105,7 +106,7 @@ func (a *attempt) run(ctx context.Context) step {
 }
 
 // acquire makes the connection's guard ready and starts the transaction that asks for the key.
-func (c *call) acquire(ctx context.Context, conn *pgx.Conn) (*guard, idempotency.Acquisition, error) {
+func (c *call) acquire(ctx context.Context, conn *pgx.Conn) (*pgguard.Guard, idempotency.Acquisition, error) {
 	g, err := c.makeReady(ctx, conn)
 	if err != nil {
 		return g, idempotency.Acquisition{}, err
@@ -116,13 +117,13 @@ func (c *call) acquire(ctx context.Context, conn *pgx.Conn) (*guard, idempotency
 	return g, a, err
 }
 
-func (c *call) makeReady(ctx context.Context, conn *pgx.Conn) (*guard, error) {
+func (c *call) makeReady(ctx context.Context, conn *pgx.Conn) (*pgguard.Guard, error) {
 	g, err := guardOf(conn)
 	if err != nil {
 		return nil, err
 	}
-	g.lastError.Store(nil)
-	g.mayHaveCommitted.Store(false)
+	g.LastError.Store(nil)
+	g.MayHaveCommitted.Store(false)
 	return g, c.learnEpoch(ctx, conn)
 }
 
@@ -161,7 +162,7 @@ func (a *attempt) runFunction(ctx context.Context) (*idempotency.Completion, ste
 	tx.end()
 
 	if conn.IsClosed() {
-		if a.guard.mayHaveCommitted.Load() {
+		if a.guard.MayHaveCommitted.Load() {
 			return nil, a.transactionEnded(err)
 		}
 		return nil, a.connectionLost(ctx, err)
@@ -179,7 +180,7 @@ func (a *attempt) runFunction(ctx context.Context) (*idempotency.Completion, ste
 		return a.success(result), step{}
 	}
 	same, rollbackErr := c.runner.store.RollbackOf(ctx, conn, a.acquired)
-	if rollbackErr == nil && !same || rollbackErr != nil && a.guard.mayHaveCommitted.Load() {
+	if rollbackErr == nil && !same || rollbackErr != nil && a.guard.MayHaveCommitted.Load() {
 		return nil, a.transactionEnded(err)
 	}
 	c.ghost = c.ghost || rollbackErr != nil // the closed session may hold the lock for a moment
@@ -211,7 +212,7 @@ func (a *attempt) connectionLost(ctx context.Context, err error) step {
 	if ctx.Err() != nil {
 		return failed(errors.Join(err, context.Cause(ctx)))
 	}
-	if last := a.guard.lastError.Load(); last != nil {
+	if last := a.guard.LastError.Load(); last != nil {
 		err = errors.Join(err, last)
 		if last.Code == "25P03" || last.Code == "25P04" { // idle_in_transaction_session_timeout, transaction_timeout
 			return failed(err)
@@ -224,9 +225,9 @@ func (a *attempt) connectionLost(ctx context.Context, err error) step {
 
 // aborted: an SQL error has ended the transaction, whatever the function made of it.
 func (a *attempt) aborted(err error, result payload) step {
-	last := a.guard.lastError.Load()
+	last := a.guard.LastError.Load()
 	switch {
-	case a.guard.mayHaveCommitted.Load():
+	case a.guard.MayHaveCommitted.Load():
 		return a.transactionEnded(err) // an aborted transaction cannot be asked whether it is still ours
 	case last != nil && idempotency.Restartable(last):
 		return restart(errors.Join(err, last))
@@ -277,10 +278,10 @@ func (a *attempt) sendCommit(ctx context.Context, send func(context.Context) err
 	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.call.runner.config.CommitTimeout)
 	defer cancel()
 	failpoint.Hit(failpoint.CompleteBefore)
-	a.guard.commitSent.Store(true)
+	a.guard.CommitSent.Store(true)
 	err := send(detached)
 	if !conn.IsClosed() {
-		a.guard.commitSent.Store(false)
+		a.guard.CommitSent.Store(false)
 	}
 	switch {
 	case err == nil:
@@ -357,7 +358,7 @@ func (a *attempt) release(ctx context.Context) {
 		_ = a.call.runner.store.Rollback(ctx, a.pooled.Conn()) // closed if it failed, which rolls back too
 	}
 	// Asked before the connection goes back: whoever gets it next forgets it.
-	ended := a.running && a.guard.mayHaveCommitted.Load()
+	ended := a.running && a.guard.MayHaveCommitted.Load()
 	a.pooled.Release()
 	if ended {
 		// A panic or Goexit behind the function's own COMMIT: recorded before it goes on, so that a retry does not run again.

@@ -170,12 +170,12 @@ func (c *call) learnEpoch(ctx context.Context, conn *pgx.Conn) error {
 	if err != nil {
 		return err
 	}
-	if g.epoch != current {
-		if g.epoch, _, err = c.store.Epoch(ctx, conn); err != nil {
+	if g.Epoch != current {
+		if g.Epoch, _, err = c.store.Epoch(ctx, conn); err != nil {
 			return nil //nolint:nilerr // no call fails for the fronts' sake; a connection that is lost is met again at once
 		}
 	}
-	c.epoch = g.epoch
+	c.epoch = g.Epoch
 	return nil
 }
 

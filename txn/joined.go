@@ -178,15 +178,15 @@ func (a *attempt) savepointGone(err error) bool {
 // forgetErrors, lastError and outerEnded use the guard where the caller's transaction is of a configured pool.
 func (a *attempt) forgetErrors(conn *pgx.Conn) {
 	if a.guard, _ = guardOf(conn); a.guard != nil {
-		a.guard.lastError.Store(nil)
-		a.guard.mayHaveCommitted.Store(false) // the caller's own BEGIN
+		a.guard.LastError.Store(nil)
+		a.guard.MayHaveCommitted.Store(false) // the caller's own BEGIN
 	}
 }
 
 // outerEnded reports whether the function has ended the caller's transaction by SQL of its own. On another pool, and
 // past pgx, a COMMIT and BEGIN is only seen as a savepoint that is gone.
 func (a *attempt) outerEnded(conn *pgx.Conn) bool {
-	return a.guard != nil && a.guard.mayHaveCommitted.Load() || !conn.IsClosed() && conn.PgConn().TxStatus() == 'I'
+	return a.guard != nil && a.guard.MayHaveCommitted.Load() || !conn.IsClosed() && conn.PgConn().TxStatus() == 'I'
 }
 
 // endedTimeout is short: the caller's connection may be the pool's only one.
@@ -213,7 +213,7 @@ func (a *attempt) lastError(tx pgx.Tx) error {
 	if a.guard == nil || tx.Conn().IsClosed() || tx.Conn().PgConn().TxStatus() != 'E' {
 		return nil // what the function handled in a savepoint of its own does not count
 	}
-	if last := a.guard.lastError.Load(); last != nil {
+	if last := a.guard.LastError.Load(); last != nil {
 		return last
 	}
 	return nil

@@ -210,12 +210,12 @@ func (r *Runner) once(ctx context.Context, do func(context.Context, *pgx.Conn) e
 	if err != nil {
 		return err
 	}
-	g.commitSent.Store(true)
+	g.CommitSent.Store(true)
 	err = do(ctx, conn.Conn())
 	if conn.Conn().IsClosed() {
 		return errors.Join(errConnectionLost, err)
 	}
-	g.commitSent.Store(false)
+	g.CommitSent.Store(false)
 	return err
 }
 

@@ -275,8 +275,8 @@ func (c *call) commitAttempt(ctx context.Context, end *failure) step {
 	if a.guard, err = guardOf(conn); err != nil {
 		return failed(err)
 	}
-	a.guard.lastError.Store(nil)
-	a.guard.mayHaveCommitted.Store(false)
+	a.guard.LastError.Store(nil)
+	a.guard.MayHaveCommitted.Store(false)
 	if err := c.learnEpoch(ctx, conn); err != nil {
 		return restart(err)
 	}
@@ -307,6 +307,6 @@ func (c *call) lockLease(ctx context.Context, a *attempt) (started time.Time, er
 		return started, err
 	}
 	a.open = true
-	a.guard.mayHaveCommitted.Store(false) // our own BEGIN
+	a.guard.MayHaveCommitted.Store(false) // our own BEGIN
 	return c.store.LockLease(ctx, conn, c.lease.record.Owner())
 }

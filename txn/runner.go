@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/internal/pgguard"
 	"github.com/pgonce/pgonce/internal/pgsource"
 )
 
@@ -56,7 +57,7 @@ func NewOn(pool pgsource.Source, cfg *Config) (*Runner, error) {
 		return nil, err
 	}
 	poolConfig := pool.Config()
-	if !configured(poolConfig) {
+	if !pgguard.Configured(poolConfig) {
 		return nil, errPoolNotConfigured
 	}
 	if poolConfig.ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol {

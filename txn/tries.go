@@ -187,20 +187,12 @@ func (c *call) lookForAttempts(ctx context.Context) (idempotency.Record, bool, e
 		return idempotency.Record{}, false, err
 	}
 	defer conn.Release()
-	g, err := guardOf(conn.Conn())
-	if err != nil {
-		return idempotency.Record{}, false, err
-	}
 	if err := c.learnEpoch(ctx, conn.Conn()); err != nil {
 		return idempotency.Record{}, false, err
 	}
-	g.commitSent.Store(true) // its own: it waits for the standby too
 	record, found, err := c.runner.store.LookupAttempt(ctx, conn.Conn(), c.req.Key, c.tokens)
 	if err == nil && !found && c.without {
 		record, found, err = c.runner.store.LookupBypass(ctx, conn.Conn(), c.req.Key, c.tokens)
-	}
-	if !conn.Conn().IsClosed() {
-		g.commitSent.Store(false)
 	}
 	return record, found, err
 }

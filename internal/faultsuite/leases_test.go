@@ -216,7 +216,7 @@ func (provider) Commit(ctx context.Context, tx pgx.Tx, r idempotency.Record, fou
 func TestFault_KilledPaymentsAreFinished(t *testing.T) {
 	t.Parallel()
 	rounds := scaled(5, 100)
-	direct := pgtest.Pool(t)
+	direct := pgtest.Pool(t, txn.ConfigurePool)
 	_, err := direct.Exec(t.Context(), paymentTables)
 	require.NoError(t, err)
 	url := pgtest.ServiceURL(t, direct.Config().ConnString())

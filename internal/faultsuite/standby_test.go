@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgonce/pgonce/compensator"
 	"github.com/pgonce/pgonce/idempotency"
 	"github.com/pgonce/pgonce/internal/devstack"
 	"github.com/pgonce/pgonce/txn"
@@ -215,4 +216,67 @@ func (b *branch) retry(ctx context.Context, key string) (txn.Result[order], erro
 	return txn.WithIdempotency(ctx, b.runner, req, func(ctx context.Context, tx pgx.Tx) (order, error) {
 		return insertOrder(ctx, tx, key)
 	})
+}
+
+// asked is a Resolver that knows that everything was paid.
+type asked struct{ then func() }
+
+func (a asked) Ask(context.Context, idempotency.Record, []idempotency.Step) (idempotency.Resolution, error) {
+	a.then()
+	return idempotency.Resolution{Outcome: idempotency.OutcomeSucceeded, ResultType: "json/1", Result: []byte("1")}, nil
+}
+
+func (asked) Commit(ctx context.Context, tx pgx.Tx, r idempotency.Record, _ idempotency.Resolution) error {
+	_, err := insertOrder(ctx, tx, r.Key.Value())
+	return err
+}
+
+// What a compensator commits nobody may see before it is replicated: not an outcome that a caller would be told, and not
+// that a record has another owner.
+func TestFault_CompensatorsCommitWaitsForMissingStandby(t *testing.T) {
+	t.Parallel()
+	b := newBranch(t, options{})
+	ctx := t.Context()
+	standby := b.standby(t)
+	require.NoError(t, standby.Kill())
+	resolver := asked{then: func() { b.synchronous(t, standby) }} // between the takeover's commit and the outcome's
+	operations := []idempotency.Operation{
+		{Name: "rerun", Takeover: idempotency.TakeoverRerun}, {Name: "resolve", Resolver: resolver},
+	}
+	c, err := compensator.New(b.shop.pool, &compensator.Config{Operations: operations, Timeout: 5 * time.Second})
+	require.NoError(t, err)
+	own, err := pgx.Connect(ctx, b.primary.URL())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, own.Close(context.WithoutCancel(ctx))) }()
+	_, err = own.Exec(ctx, `SET synchronous_commit = local`) // it does not wait
+	require.NoError(t, err)
+	store := idempotency.NewStore(pgx.QueryExecModeCacheStatement)
+	outcomes := []struct {
+		key   string
+		op    idempotency.Operation
+		state idempotency.State
+	}{{"paid", operations[1], idempotency.StateSuccess}, {"again", operations[0], idempotency.StateFailed}}
+	for _, of := range outcomes {
+		key, err := of.op.Key("acme", of.key)
+		require.NoError(t, err)
+		_, err = store.AcquireLease(ctx, own, &idempotency.LeaseRequest{
+			Request:      idempotency.Request{Key: key, Fingerprint: idempotency.FingerprintBytes([]byte(of.key))},
+			AttemptToken: idempotency.NewAttemptToken(), Lease: time.Hour, Takeover: of.op.WithDefaults().Takeover,
+		})
+		require.NoError(t, err)
+	}
+	const ended = `SELECT count(*) FROM idempotency.records WHERE key = $1 AND state = $2`
+	for i, of := range outcomes {
+		_, err = own.Exec(ctx, `UPDATE idempotency.records SET lease_expires_at = statement_timestamp() - interval '1 s' WHERE key = $1`, of.key)
+		require.NoError(t, err)
+		_, err = c.RunOnce(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, i+1, b.count(t, waiting))
+		require.Zero(t, b.proxy.Stats().Cancels)
+		require.Zero(t, b.count(t, ended, of.key, of.state), "told before it is replicated")
+	}
+	require.NoError(t, standby.Start(ctx))
+	for _, of := range outcomes {
+		require.Eventually(t, func() bool { return b.count(t, ended, of.key, of.state) == 1 }, 10*time.Second, 10*time.Millisecond)
+	}
 }

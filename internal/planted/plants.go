@@ -132,8 +132,8 @@ var libraryPlants = []plant{
 		name: "cancel request after COMMIT",
 		why:  "PostgreSQL stops waiting for its synchronous standby, and a failover loses what was acknowledged",
 		edits: []edit{{
-			file: "txn/pool.go",
-			old:  `if g.commitSent.Load() {`,
+			file: "internal/pgguard/pgguard.go",
+			old:  `if g.CommitSent.Load() {`,
 			new:  `if g == nil {`,
 		}},
 		caught: suite{pkg: "./txn", run: "^TestCommit_NoCancelRequestOnceSent$"},
