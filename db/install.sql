@@ -1251,6 +1251,28 @@ BEGIN
             HINT = 'DELETE it, and INSERT the other one.';
     END IF;
     NEW.changed_at := pg_catalog.statement_timestamp();
+    -- Whoever changed the row last is not who changes it now: who and why are the statement's own, or the transaction's, or
+    -- unknown. So an UPDATE to off that does not say them is refused.
+    IF TG_OP = 'UPDATE' THEN
+        NEW.actor := CASE WHEN pg_catalog.starts_with(NEW.actor, E'\x01') THEN pg_catalog.substr(NEW.actor, 2)
+            ELSE NULLIF(pg_catalog.current_setting('idempotency.actor', true), '') END;
+        NEW.reason := CASE WHEN pg_catalog.starts_with(NEW.reason, E'\x01') THEN pg_catalog.substr(NEW.reason, 2)
+            ELSE NULLIF(pg_catalog.current_setting('idempotency.reason', true), '') END;
+    END IF;
+    RETURN NEW;
+END
+$$;
+
+-- Marks what the statement has set, for policy_stamp, which sees the row only: a column that was left looks like one that was
+-- set to what it was.
+CREATE FUNCTION idempotency.policy_said() RETURNS trigger
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+    AS $$
+BEGIN
+    CASE TG_ARGV[0]
+        WHEN 'actor' THEN NEW.actor := E'\x01' || NEW.actor;
+        WHEN 'reason' THEN NEW.reason := E'\x01' || NEW.reason;
+    END CASE;
     RETURN NEW;
 END
 $$;
@@ -1282,6 +1304,11 @@ BEGIN
 END
 $$;
 
+-- Before policies_stamp: triggers of one kind run in the order of their names.
+CREATE TRIGGER policies_said_actor BEFORE UPDATE OF actor ON idempotency.policies
+    FOR EACH ROW EXECUTE FUNCTION idempotency.policy_said('actor');
+CREATE TRIGGER policies_said_reason BEFORE UPDATE OF reason ON idempotency.policies
+    FOR EACH ROW EXECUTE FUNCTION idempotency.policy_said('reason');
 CREATE TRIGGER policies_stamp BEFORE INSERT OR UPDATE ON idempotency.policies
     FOR EACH ROW EXECUTE FUNCTION idempotency.policy_stamp();
 -- AFTER: an INSERT that ends as ON CONFLICT DO UPDATE is one change and not two.
@@ -1345,8 +1372,8 @@ COMMENT ON COLUMN idempotency.policies.percentage IS 'Under enforce: the share o
 COMMENT ON COLUMN idempotency.policies.strategy IS 'STRICT: PostgreSQL alone. HYBRID: fronts too, where a process has any. NULL: as the program declares it.';
 COMMENT ON COLUMN idempotency.policies.local_front IS 'Whether outcomes are kept in the process''s memory. NULL: as the program declares it.';
 COMMENT ON COLUMN idempotency.policies.wait IS 'How long a duplicate waits for the first call; 0: not at all. NULL: as the program declares it.';
-COMMENT ON COLUMN idempotency.policies.actor IS 'Who wrote this. Required for off.';
-COMMENT ON COLUMN idempotency.policies.reason IS 'Why. Required for off.';
+COMMENT ON COLUMN idempotency.policies.actor IS 'Who wrote this. NULL: the last change did not say. Required for off.';
+COMMENT ON COLUMN idempotency.policies.reason IS 'Why. NULL: the last change did not say. Required for off.';
 COMMENT ON COLUMN idempotency.policies.changed_at IS 'When. Set by a trigger.';
 
 COMMENT ON TABLE idempotency.policy_changes IS
@@ -1361,7 +1388,9 @@ COMMENT ON COLUMN idempotency.policy_changes.reason IS 'Why, as the change says.
 COMMENT ON COLUMN idempotency.policy_changes.changed_by IS 'The session''s user.';
 COMMENT ON COLUMN idempotency.policy_changes.changed_at IS 'When.';
 
-COMMENT ON FUNCTION idempotency.policy_stamp() IS 'Trigger of idempotency.policies: when a row was changed, and that scope and name stay.';
+COMMENT ON FUNCTION idempotency.policy_stamp() IS
+    'Trigger of idempotency.policies: when a row was changed, by whom and why as far as that was said, and that scope and name stay.';
+COMMENT ON FUNCTION idempotency.policy_said() IS 'Trigger of idempotency.policies: which of actor and reason a statement sets.';
 COMMENT ON FUNCTION idempotency.policy_log() IS 'Trigger of idempotency.policies: writes idempotency.policy_changes.';
 COMMENT ON FUNCTION idempotency.policy_keep() IS 'Trigger of idempotency.policy_changes and idempotency.policies: refuses what would lose the history.';
 

@@ -739,6 +739,21 @@ $$;
 
 COMMENT ON FUNCTION idempotency.policy_log() IS 'Trigger of idempotency.policies: writes idempotency.policy_changes.';
 
+CREATE FUNCTION idempotency.policy_said() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    CASE TG_ARGV[0]
+        WHEN 'actor' THEN NEW.actor := E'\x01' || NEW.actor;
+        WHEN 'reason' THEN NEW.reason := E'\x01' || NEW.reason;
+    END CASE;
+    RETURN NEW;
+END
+$$;
+
+COMMENT ON FUNCTION idempotency.policy_said() IS 'Trigger of idempotency.policies: which of actor and reason a statement sets.';
+
 CREATE FUNCTION idempotency.policy_stamp() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -750,11 +765,19 @@ BEGIN
             HINT = 'DELETE it, and INSERT the other one.';
     END IF;
     NEW.changed_at := pg_catalog.statement_timestamp();
+    -- Whoever changed the row last is not who changes it now: who and why are the statement's own, or the transaction's, or
+    -- unknown. So an UPDATE to off that does not say them is refused.
+    IF TG_OP = 'UPDATE' THEN
+        NEW.actor := CASE WHEN pg_catalog.starts_with(NEW.actor, E'\x01') THEN pg_catalog.substr(NEW.actor, 2)
+            ELSE NULLIF(pg_catalog.current_setting('idempotency.actor', true), '') END;
+        NEW.reason := CASE WHEN pg_catalog.starts_with(NEW.reason, E'\x01') THEN pg_catalog.substr(NEW.reason, 2)
+            ELSE NULLIF(pg_catalog.current_setting('idempotency.reason', true), '') END;
+    END IF;
     RETURN NEW;
 END
 $$;
 
-COMMENT ON FUNCTION idempotency.policy_stamp() IS 'Trigger of idempotency.policies: when a row was changed, and that scope and name stay.';
+COMMENT ON FUNCTION idempotency.policy_stamp() IS 'Trigger of idempotency.policies: when a row was changed, by whom and why as far as that was said, and that scope and name stay.';
 
 CREATE FUNCTION idempotency.record_lost(record idempotency.records, actor text, reason text) RETURNS void
     LANGUAGE sql
@@ -1124,9 +1147,9 @@ COMMENT ON COLUMN idempotency.policies.local_front IS 'Whether outcomes are kept
 
 COMMENT ON COLUMN idempotency.policies.wait IS 'How long a duplicate waits for the first call; 0: not at all. NULL: as the program declares it.';
 
-COMMENT ON COLUMN idempotency.policies.actor IS 'Who wrote this. Required for off.';
+COMMENT ON COLUMN idempotency.policies.actor IS 'Who wrote this. NULL: the last change did not say. Required for off.';
 
-COMMENT ON COLUMN idempotency.policies.reason IS 'Why. Required for off.';
+COMMENT ON COLUMN idempotency.policies.reason IS 'Why. NULL: the last change did not say. Required for off.';
 
 COMMENT ON COLUMN idempotency.policies.changed_at IS 'When. Set by a trigger.';
 
@@ -1331,6 +1354,10 @@ COMMENT ON INDEX idempotency.records_stale_idx IS 'For takeover and rescue, and 
 CREATE TRIGGER policies_keep BEFORE TRUNCATE ON idempotency.policies FOR EACH STATEMENT EXECUTE FUNCTION idempotency.policy_keep();
 
 CREATE TRIGGER policies_log AFTER INSERT OR DELETE OR UPDATE ON idempotency.policies FOR EACH ROW EXECUTE FUNCTION idempotency.policy_log();
+
+CREATE TRIGGER policies_said_actor BEFORE UPDATE OF actor ON idempotency.policies FOR EACH ROW EXECUTE FUNCTION idempotency.policy_said('actor');
+
+CREATE TRIGGER policies_said_reason BEFORE UPDATE OF reason ON idempotency.policies FOR EACH ROW EXECUTE FUNCTION idempotency.policy_said('reason');
 
 CREATE TRIGGER policies_stamp BEFORE INSERT OR UPDATE ON idempotency.policies FOR EACH ROW EXECUTE FUNCTION idempotency.policy_stamp();
 

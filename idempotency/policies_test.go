@@ -153,7 +153,7 @@ func TestPolicies_RulesAndHistoryOfTheTable(t *testing.T) {
 	}
 
 	for range 2 { // an INSERT, and one that ends as an UPDATE
-		exec(t, pool, insert+`('all', '', 'off', 100, NULL, NULL, 'ada', 'incident') ON CONFLICT (scope, name) DO UPDATE SET reason = 'incident 17'`)
+		exec(t, pool, insert+`('all', '', 'off', 100, NULL, NULL, 'ada', 'incident') ON CONFLICT (scope, name) DO UPDATE SET actor = 'ada', reason = 'incident 17'`)
 	}
 	_, err := pool.Exec(t.Context(), `UPDATE idempotency.policies SET scope = 'prefix', name = 'x'`)
 	require.ErrorContains(t, err, "scope and name of a policy are not changed")

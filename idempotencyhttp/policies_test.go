@@ -29,7 +29,7 @@ func TestPolicies_WhatClientsSee(t *testing.T) {
 	})
 	policy := func(enforcement string) {
 		_, err := s.pool.Exec(t.Context(), `INSERT INTO idempotency.policies (scope, enforcement, actor, reason) VALUES ('all', $1, 'ada', 'x')
-			ON CONFLICT (scope, name) DO UPDATE SET enforcement = EXCLUDED.enforcement`, enforcement)
+			ON CONFLICT (scope, name) DO UPDATE SET enforcement = EXCLUDED.enforcement, actor = EXCLUDED.actor, reason = EXCLUDED.reason`, enforcement)
 		require.NoError(t, err)
 		_, err = policies.RunOnce(t.Context())
 		require.NoError(t, err)

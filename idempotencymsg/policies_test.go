@@ -24,7 +24,7 @@ func TestInbox_ObeysPolicies(t *testing.T) {
 	require.NoError(t, err)
 	policy := func(enforcement string) {
 		_, err := p.direct.Exec(t.Context(), `INSERT INTO idempotency.policies (scope, enforcement, actor, reason) VALUES ('all', $1, 'ada', 'x')
-			ON CONFLICT (scope, name) DO UPDATE SET enforcement = EXCLUDED.enforcement`, enforcement)
+			ON CONFLICT (scope, name) DO UPDATE SET enforcement = EXCLUDED.enforcement, actor = EXCLUDED.actor, reason = EXCLUDED.reason`, enforcement)
 		require.NoError(t, err)
 		_, err = policies.RunOnce(t.Context())
 		require.NoError(t, err)

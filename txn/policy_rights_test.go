@@ -72,7 +72,7 @@ func TestCase_F06_NoStageOfARolloutReplaysAnotherRequest(t *testing.T) {
 	} {
 		p.policy(t, "all", "", "enforce")
 		p.exec(t, `UPDATE idempotency.policies SET percentage = 100`)
-		p.exec(t, `UPDATE idempotency.policies SET `+stage)
+		p.exec(t, `UPDATE idempotency.policies SET actor = 'ada', reason = 'x', `+stage)
 		_, err := p.policies.RunOnce(t.Context())
 		require.NoError(t, err)
 		res, err := p.place(t.Context(), request(t, "k", "another query string"))

@@ -74,7 +74,7 @@ func (p *policyShop) policy(t testing.TB, scope, name, enforcement string) {
 func writePolicy(t testing.TB, s *shop, scope, name, enforcement string) {
 	t.Helper()
 	_, err := s.direct.Exec(context.WithoutCancel(t.Context()), `INSERT INTO idempotency.policies (scope, name, enforcement, actor, reason)
-		VALUES ($1, $2, $3, 'ada', 'ticket 4711') ON CONFLICT (scope, name) DO UPDATE SET enforcement = EXCLUDED.enforcement`, scope, name, enforcement)
+		VALUES ($1, $2, $3, 'ada', 'ticket 4711') ON CONFLICT (scope, name) DO UPDATE SET enforcement = EXCLUDED.enforcement, actor = EXCLUDED.actor, reason = EXCLUDED.reason`, scope, name, enforcement)
 	require.NoError(t, err)
 }
 

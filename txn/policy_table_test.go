@@ -110,7 +110,7 @@ func TestPolicy_TheTableOfTheGuide(t *testing.T) {
 					hold(t, p, "k")
 				}
 				p.policy(t, "all", "", enforcement)
-				p.exec(t, `UPDATE idempotency.policies SET wait = '0'`)
+				p.exec(t, `UPDATE idempotency.policies SET wait = '0', actor = 'ada', reason = 'x'`)
 				_, err := p.policies.RunOnce(t.Context())
 				require.NoError(t, err)
 				cells = append(cells, p.seen(t, "k", s.body))

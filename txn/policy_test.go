@@ -267,7 +267,7 @@ func TestPolicy_OffStillWaitsForWhatRuns(t *testing.T) {
 	}()
 	<-inside
 	p.policy(t, "all", "", "off")
-	p.exec(t, `UPDATE idempotency.policies SET wait = '0'`)
+	p.exec(t, `UPDATE idempotency.policies SET wait = '0', actor = 'ada', reason = 'x'`)
 	_, err := p.policies.RunOnce(t.Context())
 	require.NoError(t, err)
 	_, err = p.place(t.Context(), request(t, "k", "{}"))

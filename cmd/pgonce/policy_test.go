@@ -256,6 +256,24 @@ func TestDoctor_PoliciesThatNobodyHonours(t *testing.T) {
 	require.Equal(t, exitRefused, pgonce(t, s.url, "", "policy", "list").code)
 }
 
+// What was changed by hand is not shown as done by whoever changed it before.
+func TestPolicyList_NamesNobodyForAChangeByHand(t *testing.T) {
+	t.Parallel()
+	s := newService(t)
+	s.do(t, exitOK, "set", "--all", "--wait", "1s", "--reason", "release 4.2", "--actor", "ada", "--yes")
+	_, err := s.pool.Exec(t.Context(), `UPDATE idempotency.policies SET enforcement = 'off'`)
+	require.ErrorContains(t, err, "policies_off_check", "not in her name")
+	_, err = s.pool.Exec(t.Context(), `UPDATE idempotency.policies SET enforcement = 'shadow'`)
+	require.NoError(t, err)
+	line := object(t, s.url, exitOK, "policy", "list")["policies"].([]any)[0].(map[string]any)
+	require.Equal(t, []any{"shadow", "", ""}, []any{line["enforcement"], line["actor"], line["reason"]})
+	change := object(t, s.url, exitOK, "policy", "history")["changes"].([]any)[0].(map[string]any)
+	require.Equal(t, []any{"", ""}, []any{change["actor"], change["reason"]})
+	require.NotEmpty(t, change["changed_by"])
+	s.do(t, exitOK, "set", "--all", "--enforcement", "enforce", "--reason", "over", "--actor", "ada", "--yes")
+	require.Regexp(t, ` ada +over`, s.do(t, exitOK, "list").out)
+}
+
 // Removing a policy may be what weakens an operation.
 func TestPolicyRemove_SaysWhatCountsThen(t *testing.T) {
 	t.Parallel()

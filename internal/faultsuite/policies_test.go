@@ -69,7 +69,7 @@ func TestFault_KilledUnderPolicies(t *testing.T) {
 	url, executed := direct.Config().ConnString(), map[string]int{}
 	for round := range scaled(6, 60) {
 		_, err := direct.Exec(t.Context(), `INSERT INTO idempotency.policies (scope, enforcement, actor, reason) VALUES ('all', $1, 'ada', 'x')
-			ON CONFLICT (scope, name) DO UPDATE SET enforcement = EXCLUDED.enforcement`, []string{"off", "shadow", "off", "enforce", "shadow", "off"}[round%6])
+			ON CONFLICT (scope, name) DO UPDATE SET enforcement = EXCLUDED.enforcement, actor = EXCLUDED.actor, reason = EXCLUDED.reason`, []string{"off", "shadow", "off", "enforce", "shadow", "off"}[round%6])
 		require.NoError(t, err)
 		child := obedient.Start(t, url)
 		seen := 0

@@ -25,7 +25,7 @@ func (s *shop) obey(t *testing.T) (policy func(set string)) {
 	_, err = s.pool.Exec(t.Context(), `INSERT INTO idempotency.policies (scope, actor, reason) VALUES ('all', 'ada', 'x')`)
 	require.NoError(t, err)
 	return func(set string) {
-		_, err := s.pool.Exec(t.Context(), `UPDATE idempotency.policies SET `+set)
+		_, err := s.pool.Exec(t.Context(), `UPDATE idempotency.policies SET actor = 'ada', reason = 'x', `+set)
 		require.NoError(t, err)
 		_, err = policies.RunOnce(t.Context())
 		require.NoError(t, err)
