@@ -12,10 +12,11 @@ import (
 var programs = map[string]extra{
 	"curl":     {name: "curl", pkg: "curl", find: onPath("curl")},
 	"node":     {name: "Node.js", pkg: "nodejs", find: onPath("node")},
+	"npm":      {name: "npm", pkg: "npm", find: onPath("npm")},
 	"chromium": {name: "Chromium", pkg: "chromium", find: onPath("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")},
 }
 
-// Program returns where curl, node or chromium is. One that is here is used; otherwise root on a Debian-like system gets the
+// Program returns where curl, node, npm or chromium is. One that is here is used; otherwise root on a Debian-like system gets the
 // distribution's package, once, whichever process asks first. cfg's Out and NoInstall count, and PGONCE_NO_INSTALL.
 func Program(ctx context.Context, cfg *Config, name string) (path string, err error) {
 	wanted, known := programs[name]

@@ -29,5 +29,5 @@ func TestProgram_WhatIsHereIsUsed(t *testing.T) {
 	require.ErrorContains(t, err, "on Debian the package curl")
 
 	_, err = Program(t.Context(), nil, "lynx")
-	require.ErrorContains(t, err, "but chromium, curl, node")
+	require.ErrorContains(t, err, "but chromium, curl, node, npm")
 }

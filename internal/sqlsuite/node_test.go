@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -20,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgonce/pgonce/idempotency"
+	"github.com/pgonce/pgonce/internal/devstack"
 	"github.com/pgonce/pgonce/internal/pgtest"
 	"github.com/pgonce/pgonce/txn"
 )
@@ -55,22 +57,30 @@ func (a *answers) add(one answer) {
 // nodeProgram installs the client beside its packages, which npm fetches as the lock file says, checksums included.
 func nodeProgram(t *testing.T) string {
 	t.Helper()
-	for _, program := range []string{"node", "npm"} {
-		if _, err := exec.LookPath(program); err != nil {
-			t.Skipf("%s is not on the PATH", program)
-		}
-	}
+	npm := program(t, "npm")
 	dir := t.TempDir()
 	for _, name := range []string{"client.js", "package.json", "package-lock.json"} {
 		text, err := os.ReadFile(filepath.Join("node", name))
 		require.NoError(t, err)
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), text, 0o600))
 	}
-	cmd := exec.CommandContext(t.Context(), "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline")
+	cmd := exec.CommandContext(t.Context(), npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline")
 	cmd.Dir = dir
 	said, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(said))
 	return filepath.Join(dir, "client.js")
+}
+
+// program is where node or npm is; it is installed if it has to be. Where that cannot be done the test is skipped, which CI does
+// not allow.
+func program(t *testing.T, name string) string {
+	t.Helper()
+	path, err := devstack.Program(t.Context(), &devstack.Config{Out: os.Stderr}, name) // at once: it may take a while
+	if errors.Is(err, devstack.ErrNoServer) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	return path
 }
 
 // node is a running client.
@@ -83,9 +93,9 @@ type node struct {
 }
 
 // startNode returns when the client is connected.
-func startNode(t *testing.T, program, url string) *node {
+func startNode(t *testing.T, client, url string) *node {
 	t.Helper()
-	n := &node{t: t, cmd: exec.CommandContext(t.Context(), "node", program, url, "4")}
+	n := &node{t: t, cmd: exec.CommandContext(t.Context(), program(t, "node"), client, url, "4")}
 	n.cmd.Stderr = &n.err
 	var err error
 	n.in, err = n.cmd.StdinPipe()
@@ -160,7 +170,7 @@ func placeInGo(ctx context.Context, r *txn.Runner, req idempotency.Request) (ans
 func TestNode_RacesWithGoOnTheSameKeys(t *testing.T) {
 	t.Parallel()
 	const keys, floor = 300, 30
-	program := nodeProgram(t)
+	client := nodeProgram(t)
 	pool := pgtest.Pool(t, txn.ConfigurePool, func(c *pgxpool.Config) { c.MaxConns = 8 })
 	_, err := pool.Exec(t.Context(), `CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, key text NOT NULL, placed_by text NOT NULL)`)
 	require.NoError(t, err)
@@ -179,7 +189,7 @@ func TestNode_RacesWithGoOnTheSameKeys(t *testing.T) {
 		if i == 2 {
 			url = pgtest.ThroughPooler(t, url)
 		}
-		nodes[i] = startNode(t, program, url)
+		nodes[i] = startNode(t, client, url)
 	}
 
 	all := &answers{got: map[string][]answer{}}
