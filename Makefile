@@ -72,8 +72,10 @@ bench: ## compare with a bare transaction and with other libraries (ARGS=... are
 .PHONY: lint
 lint: bin/golangci-lint bin/gofumpt ## format and linters, on all modules
 	@stale=$$(bin/gofumpt -l .); if [ -n "$$stale" ]; then echo "not formatted (bin/gofumpt -w .):"; echo "$$stale"; exit 1; fi
-	go vet work
+	go vet -tags docker,pooler work
+	go vet -tags failpoints ./internal/failpoint ./internal/faultsuite
 	@for dir in $(modules); do echo "golangci-lint: $$dir"; (cd $$dir && $(CURDIR)/bin/golangci-lint run ./...); done
+	@echo "golangci-lint: failpoints"; bin/golangci-lint run --build-tags failpoints ./internal/failpoint ./internal/faultsuite
 	@cd vet && go build -o $(CURDIR)/bin/pgoncevet ./cmd/pgoncevet
 	@for dir in $(modules); do echo "pgoncevet: $$dir"; (cd $$dir && $(CURDIR)/bin/pgoncevet -test=false ./...); done
 
