@@ -42,7 +42,10 @@ type Config struct {
 	// at once; -1: nobody waits.
 	// Default: 1,000.
 	MaxWaiters int
-	// CommitTimeout bounds the wait for COMMIT's answer, and then the time to find out what a lost COMMIT did.
+	// CommitTimeout bounds the wait for COMMIT's answer, and then, counted anew from its loss, the time to find out what it did.
+	// So ErrOutcomeUnknown comes up to twice as long after COMMIT was sent. If meanwhile the key gets free and the function runs
+	// again, its time is added, and for its own COMMIT once more CommitTimeout. A new connection is waited for as long as the
+	// call's context and the pool's ConnectTimeout let it.
 	// Default: 30 s.
 	CommitTimeout time.Duration
 	// OnEvent receives what happens, for traces and metrics.
