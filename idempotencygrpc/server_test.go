@@ -203,7 +203,7 @@ func TestUnary_WhatIsNotProtectedIsSaid(t *testing.T) {
 	t.Parallel()
 	s := start(t, func(context.Context, string) (int64, error) { return 7, nil })
 	_, _, err := s.order(t.Context(), createMethod, "k", "tea")
-	requireReason(t, err, codes.Internal, idempotencygrpc.ReasonInternal)
+	requireReason(t, err, codes.Internal, idempotencygrpc.ReasonProgramError)
 	require.Contains(t, s.log.String(), "set Config.Untransacted")
 	id, _, err := s.order(t.Context(), listMethod, "", "tea")
 	require.NoError(t, err)
@@ -245,6 +245,11 @@ func TestStatusOf_EveryErrorHasItsReason(t *testing.T) {
 		{&idempotency.ResultDecodeError{Err: errors.New("x")}, codes.Internal, idempotencygrpc.ReasonUnreadable, false},
 		{context.DeadlineExceeded, codes.DeadlineExceeded, idempotencygrpc.ReasonUnavailable, false},
 		{context.Canceled, codes.Canceled, idempotencygrpc.ReasonUnavailable, false},
+		{&idempotency.ConfigError{Field: "secret", Rule: "secret"}, codes.Internal, idempotencygrpc.ReasonProgramError, false},
+		{idempotency.ErrResultTooLarge, codes.Internal, idempotencygrpc.ReasonProgramError, false},
+		{idempotency.ErrResultEncode, codes.Internal, idempotencygrpc.ReasonProgramError, false},
+		{idempotency.ErrWrongMode, codes.Internal, idempotencygrpc.ReasonProgramError, false},
+		{idempotency.ErrNested, codes.Internal, idempotencygrpc.ReasonProgramError, false},
 		{errors.New("secret"), codes.Internal, idempotencygrpc.ReasonInternal, false},
 	} {
 		got := idempotencygrpc.StatusOf(test.err).Err()

@@ -24,6 +24,7 @@ const (
 	ReasonOutcomeUnknown = unary.ReasonOutcomeUnknown
 	ReasonUnavailable    = unary.ReasonUnavailable
 	ReasonFailed         = unary.ReasonFailed
+	ReasonProgramError   = unary.ReasonProgramError
 	ReasonInternal       = unary.ReasonInternal
 )
 

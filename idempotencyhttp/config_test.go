@@ -61,7 +61,7 @@ func TestConfig_ClientIsRecorded(t *testing.T) {
 	require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT client FROM idempotency.records`).Scan(&client))
 	require.Equal(t, name, client)
 	name = strings.Repeat("x", 256)
-	requireProblem(t, s.post(t, "k2", ""), http.StatusInternalServerError, "internal")
+	requireProblem(t, s.post(t, "k2", ""), http.StatusInternalServerError, "program-error")
 	require.Contains(t, s.log.String(), "Config.Client")
 }
 
@@ -80,12 +80,13 @@ var problems = map[string]struct {
 	"failed":             {fmt.Errorf("%w: %w", idempotency.ErrTransactionEnded, &idempotency.FailedError{Message: "secret"}), 500, ""},
 	"result-unreadable":  {&idempotency.ResultDecodeError{Err: errors.New("secret")}, 500, ""},
 	"internal":           {errors.New("secret"), 500, ""},
+	"program-error":      {&idempotency.ConfigError{Field: "secret", Rule: "secret"}, 500, ""},
 	"unavailable":        {fmt.Errorf("secret: %w", idempotency.ErrRestart), 503, "1"},
 	"outcome-unknown":    {fmt.Errorf("%w: %w", idempotency.ErrOutcomeUnknown, idempotency.ErrRestart), 503, "1"},
 	"key-missing":        {keyProblem(http.Header{}), 400, ""},
 	"key-invalid":        {keyProblem(http.Header{idempotencyhttp.HeaderKey: {`"`}}), 400, ""},
 	"not-issued":         {idempotency.ErrNotIssued, 400, ""},
-	"response-too-large": {nil, 500, ""}, // TestOperation_ResponseOverTheHardLimitIsRolledBack
+	"response-too-large": {fmt.Errorf("%w: secret", idempotency.ErrResultTooLarge), 500, ""},
 }
 
 func keyProblem(h http.Header) error {
@@ -110,6 +111,9 @@ func TestProblemOf_EveryErrorHasItsAnswer(t *testing.T) {
 		context.Canceled, context.DeadlineExceeded, idempotency.ErrReadOnly, idempotency.ErrLeaseLost, idempotency.ErrNewerRecord,
 	} {
 		require.Equal(t, http.StatusServiceUnavailable, idempotencyhttp.ProblemOf(fmt.Errorf("x: %w", err)).Status, err)
+	}
+	for _, err := range []error{idempotency.ErrResultEncode, idempotency.ErrWrongMode, idempotency.ErrNested} {
+		require.Equal(t, idempotencyhttp.TypeBase+"program-error", idempotencyhttp.ProblemOf(fmt.Errorf("x: %w", err)).Type, err)
 	}
 }
 

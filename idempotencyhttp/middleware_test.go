@@ -233,7 +233,7 @@ func TestOperation_HandlerThatLeavesItsTransactionAloneIsNotProtected(t *testing
 	s := newSite(t)
 	elsewhere := func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }
 	s.serve(t, elsewhere)
-	requireProblem(t, s.post(t, "k", ""), http.StatusInternalServerError, "internal")
+	requireProblem(t, s.post(t, "k", ""), http.StatusInternalServerError, "program-error")
 	require.Contains(t, s.log.String(), "Config.Untransacted")
 	require.NotContains(t, s.log.String(), "key=k")
 	s.requireState(t, "k", "")
@@ -269,7 +269,7 @@ func TestOperation_SwitchingProtocolsIsRefused(t *testing.T) {
 		}
 		w.WriteHeader(http.StatusSwitchingProtocols)
 	})
-	requireProblem(t, s.post(t, "k", ""), http.StatusInternalServerError, "internal")
+	requireProblem(t, s.post(t, "k", ""), http.StatusInternalServerError, "program-error")
 	require.Zero(t, s.orders(t, "k"))
 }
 
@@ -300,7 +300,7 @@ func TestOperationOf_EmptyNameLetsAStreamPass(t *testing.T) {
 	a, err := s.try(t.Context(), http.MethodPost, "/stream", nil, nil)
 	require.NoError(t, err)
 	require.Equal(t, 299, a.status)
-	requireProblem(t, s.send(t, http.MethodPost, "/typo", http.Header{idempotencyhttp.HeaderKey: {"k"}}, nil), http.StatusInternalServerError, "internal")
+	requireProblem(t, s.send(t, http.MethodPost, "/typo", http.Header{idempotencyhttp.HeaderKey: {"k"}}, nil), http.StatusInternalServerError, "program-error")
 }
 
 func TestOperation_LateGoroutineWritesNothing(t *testing.T) {
@@ -327,7 +327,7 @@ func TestOperation_TwiceOnOneRouteIsRefused(t *testing.T) {
 	s := newSite(t)
 	once := s.middleware(t).Operation(create.Name)
 	s.open(t, once(once(http.HandlerFunc(place))))
-	requireProblem(t, s.post(t, "k", ""), http.StatusInternalServerError, "internal")
+	requireProblem(t, s.post(t, "k", ""), http.StatusInternalServerError, "program-error")
 	s.requireState(t, "k", "")
 }
 

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/pgonce/pgonce/idempotency"
 )
 
 // recorder is the http.ResponseWriter of one run of a handler. It keeps everything: nothing reaches the client before COMMIT.
@@ -147,7 +149,7 @@ func (r *recorder) finish() (Response, error) {
 		p := responseTooLarge.problem()
 		return Response{}, fmt.Errorf("%w: %w", p, errTooLarge)
 	case r.status == http.StatusSwitchingProtocols:
-		return Response{}, errors.New("idempotencyhttp: a protected route cannot switch protocols: let such requests pass it by")
+		return Response{}, &idempotency.ConfigError{Field: "protected route", Rule: "cannot switch protocols: let such requests pass it by"}
 	case r.declared > int64(len(r.body)) && bodyAllowed(r.status):
 		return Response{}, fmt.Errorf("idempotencyhttp: the handler declared Content-Length %d and wrote %d bytes", r.declared, len(r.body))
 	}

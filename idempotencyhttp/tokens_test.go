@@ -63,7 +63,7 @@ func TestTokens_IssueAndUse(t *testing.T) {
 	requireProblem(t, use("c-1", late), http.StatusBadRequest, "not-issued")
 
 	require.Equal(t, http.StatusMethodNotAllowed, s.send(t, http.MethodGet, "/orders/tokens", http.Header{"X-Customer": {"c-1"}}, nil).status)
-	requireProblem(t, s.send(t, http.MethodPost, "/orders/tokens", nil, nil), http.StatusInternalServerError, "internal") // nobody
+	requireProblem(t, s.send(t, http.MethodPost, "/orders/tokens", nil, nil), http.StatusInternalServerError, "program-error") // nobody
 	require.Panics(t, func() { once.Tokens("order.other") })
 	require.Panics(t, func() { once.Tokens("nobody.knows") })
 }

@@ -68,6 +68,7 @@ func TestCodec_ResultThatDoesNotEncodeRollsBack(t *testing.T) {
 		_, err := insertOrder(ctx, tx, "k")
 		return func() {}, err
 	})
+	require.ErrorIs(t, err, idempotency.ErrResultEncode)
 	require.ErrorContains(t, err, "encode result")
 	require.Zero(t, s.orders(t, "k"))
 }

@@ -104,7 +104,7 @@ func Step[S any](ctx context.Context, l *Lease, name string, fn func(ctx context
 	}
 	data, resultType, err := results.Encode(codec, v)
 	if err != nil {
-		return v, fmt.Errorf("txn: step %q: %w", name, err)
+		return v, fmt.Errorf("txn: step %q: %w: %w", name, idempotency.ErrResultEncode, err)
 	}
 	one := idempotency.Step{Name: name, Fence: l.record.Fence, ResultType: resultType, Result: data}
 	if err := l.finish(ctx, &one); err != nil {

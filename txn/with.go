@@ -76,7 +76,7 @@ func encodeOutcome[T any](codec Codec, op *idempotency.Operation, value T, err e
 	}
 	data, resultType, encodeErr := results.Encode(codec, value)
 	if encodeErr != nil {
-		return payload{}, errors.Join(encodeErr, plain(err))
+		return payload{}, errors.Join(fmt.Errorf("%w: %w", idempotency.ErrResultEncode, encodeErr), plain(err))
 	}
 	if op.ResultLimit >= 0 && len(data) > op.ResultLimit {
 		if !op.Tombstone && !results.Droppable[T]() {

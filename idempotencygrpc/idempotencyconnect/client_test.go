@@ -176,6 +176,7 @@ func TestErrorOf_EveryErrorHasItsReason(t *testing.T) {
 		{idempotency.ErrRestart, connect.CodeUnavailable, idempotencygrpc.ReasonUnavailable, true},
 		{&idempotency.MismatchError{}, connect.CodeInvalidArgument, idempotencygrpc.ReasonMismatch, false},
 		{context.DeadlineExceeded, connect.CodeDeadlineExceeded, idempotencygrpc.ReasonUnavailable, false},
+		{&idempotency.ConfigError{Field: "secret", Rule: "secret"}, connect.CodeInternal, idempotencygrpc.ReasonProgramError, false},
 		{errors.New("secret"), connect.CodeInternal, idempotencygrpc.ReasonInternal, false},
 	} {
 		got := idempotencyconnect.ErrorOf(test.err)

@@ -222,7 +222,7 @@ func TestUnary_WhatIsNotProtectedIsSaid(t *testing.T) {
 	w := wires["connect, HTTP/2"]
 	client, _ := s.client(t, w, createMethod)
 	_, err := client.CallUnary(t.Context(), order("k", "tea"))
-	requireReason(t, err, connect.CodeInternal, idempotencygrpc.ReasonInternal)
+	requireReason(t, err, connect.CodeInternal, idempotencygrpc.ReasonProgramError)
 	require.Contains(t, s.log.String(), "set Config.Untransacted")
 	others, _ := s.client(t, w, listMethod)
 	resp, err := others.CallUnary(t.Context(), order("", "tea"))
@@ -233,7 +233,7 @@ func TestUnary_WhatIsNotProtectedIsSaid(t *testing.T) {
 	stream, err := streams.CallServerStream(t.Context(), order("k", "tea"))
 	require.NoError(t, err)
 	require.False(t, stream.Receive())
-	requireReason(t, stream.Err(), connect.CodeInternal, idempotencygrpc.ReasonInternal)
+	requireReason(t, stream.Err(), connect.CodeInternal, idempotencygrpc.ReasonProgramError)
 	require.ErrorContains(t, stream.Err(), "a stream cannot be protected")
 	require.NoError(t, stream.Close())
 

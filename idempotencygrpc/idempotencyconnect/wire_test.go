@@ -173,7 +173,7 @@ func TestWire_NoMessageIsAnError(t *testing.T) {
 			}, nil)
 			client, _ := s.client(t, w, createMethod)
 			_, err := client.CallUnary(t.Context(), order("k", "tea"))
-			requireReason(t, err, connect.CodeInternal, idempotencygrpc.ReasonInternal)
+			requireReason(t, err, connect.CodeInternal, idempotencygrpc.ReasonProgramError)
 			require.Zero(t, s.orders(t))
 		})
 	}

@@ -18,6 +18,7 @@ var (
 	ErrMismatch         = errors.New("mismatch")
 	ErrFailed           = errors.New("failed")
 	ErrInternal         = errors.New("internal")
+	ErrProgramError     = errors.New("program-error")
 	ErrResponseTooLarge = errors.New("response-too-large")
 	ErrResultUnreadable = errors.New("result-unreadable")
 	ErrOutcomeUnknown   = errors.New("outcome-unknown") // also if no answer came: see GaveUpError
@@ -35,7 +36,7 @@ var byType = func() map[string]error {
 	all := map[string]error{}
 	for _, err := range []error{
 		ErrKeyMissing, ErrKeyInvalid, ErrInvalidRequest, ErrNotIssued, ErrInProgress, ErrNeedsAPerson, ErrResultGone, ErrBodyTooLarge,
-		ErrMismatch, ErrFailed, ErrInternal, ErrResponseTooLarge, ErrResultUnreadable, ErrOutcomeUnknown, ErrUnavailable,
+		ErrMismatch, ErrFailed, ErrInternal, ErrProgramError, ErrResponseTooLarge, ErrResultUnreadable, ErrOutcomeUnknown, ErrUnavailable,
 	} {
 		all[typeBase+err.Error()] = err
 	}

@@ -29,6 +29,7 @@ var sentinels = map[string]error{
 	"internal": idempotencyclient.ErrInternal, "invalid-request": idempotencyclient.ErrInvalidRequest, "key-invalid": idempotencyclient.ErrKeyInvalid,
 	"key-missing": idempotencyclient.ErrKeyMissing, "mismatch": idempotencyclient.ErrMismatch, "needs-a-person": idempotencyclient.ErrNeedsAPerson,
 	"not-issued": idempotencyclient.ErrNotIssued, "outcome-unknown": idempotencyclient.ErrOutcomeUnknown,
+	"program-error":      idempotencyclient.ErrProgramError,
 	"response-too-large": idempotencyclient.ErrResponseTooLarge, "result-gone": idempotencyclient.ErrResultGone,
 	"result-unreadable": idempotencyclient.ErrResultUnreadable, "unavailable": idempotencyclient.ErrUnavailable,
 }

@@ -81,7 +81,7 @@ func (r *Rules) RefuseStream(method string) *status.Status {
 	if _, protected := r.methods[method]; !protected {
 		return nil
 	}
-	return statusOf(codes.Internal, ReasonInternal, "a stream cannot be protected by a key: take "+method+" off the methods", 0)
+	return statusOf(codes.Internal, ReasonProgramError, "a stream cannot be protected by a key: take "+method+" off the methods", 0)
 }
 
 // recorded reports whether a status will be the same when the client tries again.

@@ -32,6 +32,7 @@ const (
 	ReasonOutcomeUnknown = "OUTCOME_UNKNOWN"
 	ReasonUnavailable    = "UNAVAILABLE"
 	ReasonFailed         = "FAILED"
+	ReasonProgramError   = "PROGRAM_ERROR"
 	ReasonInternal       = "INTERNAL"
 )
 
@@ -87,6 +88,13 @@ func StatusOf(err error) *status.Status {
 		return statusOf(codes.DeadlineExceeded, ReasonUnavailable, "the deadline is over: retry with the same key", 0)
 	case errors.Is(err, context.Canceled):
 		return statusOf(codes.Canceled, ReasonUnavailable, "the caller is gone", 0)
+	}
+	for _, mistake := range []error{ // of the program, which the same call meets again
+		idempotency.ErrResultTooLarge, idempotency.ErrResultEncode, idempotency.ErrConfig, idempotency.ErrWrongMode, idempotency.ErrNested,
+	} {
+		if errors.Is(err, mistake) {
+			return statusOf(codes.Internal, ReasonProgramError, "the service is put together wrongly: a retry comes to the same", 0)
+		}
 	}
 	return statusOf(codes.Internal, ReasonInternal, "something went wrong on our side: retry with the same key", 0)
 }
