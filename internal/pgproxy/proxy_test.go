@@ -43,9 +43,24 @@ func newBedOn(t *testing.T, pool *pgxpool.Pool, cfg *Config) *bed {
 // recorder keeps what a client received.
 type recorder struct {
 	net.Conn
-	mu  sync.Mutex
-	got []byte
-	err error
+	mu    sync.Mutex
+	got   []byte
+	err   error
+	wrote int // how often the client has sent something
+}
+
+func (r *recorder) Write(b []byte) (int, error) {
+	n, err := r.Conn.Write(b)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.wrote++
+	return n, err
+}
+
+func (r *recorder) writes() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.wrote
 }
 
 func (r *recorder) Read(b []byte) (int, error) {

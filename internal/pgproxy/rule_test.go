@@ -115,10 +115,17 @@ func TestRule_DelayReplyGivesItLater(t *testing.T) {
 		b.proxy.Next(Rule{Do: DelayReply, Delay: time.Hour})
 		_, err := c.Exec(t.Context(), "BEGIN").ReadAll()
 		require.NoError(t, err)
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		a = p.send(ctx, c, "late")
-		cancel()
-		require.Error(t, a.commit)
+		ctx, giveUp := context.WithCancel(t.Context())
+		late := make(chan answers, 1)
+		go func() { late <- p.send(ctx, c, "late") }()
+		require.Eventually(t, func() bool { return b.orders(t, "late") == 1 }, 10*time.Second, time.Millisecond)
+		select {
+		case a = <-late:
+			require.Fail(t, "the answer was not kept", "%v", a)
+		case <-time.After(50 * time.Millisecond):
+		}
+		giveUp()
+		require.Error(t, (<-late).commit)
 		require.Equal(t, 1, b.orders(t, "late"))
 	}
 }
@@ -263,11 +270,16 @@ func TestProxy_BlackholeDeliversWhenItEnds(t *testing.T) {
 	_, err := c.Exec(t.Context(), "BEGIN").ReadAll()
 	require.NoError(t, err)
 	b.proxy.Blackhole()
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	ctx, giveUp := context.WithCancel(t.Context())
+	written := c.recorder.writes()
+	sent := make(chan answers, 1)
+	go func() { sent <- protocols[2].send(ctx, c, "k") }()
+	require.Eventually(t, func() bool { return c.recorder.writes() > written }, 10*time.Second, time.Millisecond)
+	giveUp()
+	require.ErrorIs(t, (<-sent).commit, context.Canceled)
+	short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	a := protocols[2].send(ctx, c, "k")
-	require.ErrorIs(t, a.commit, context.DeadlineExceeded)
-	_, err = b.dial(ctx, b.proxy.URL(b.pool.Config().ConnString()))
+	_, err = b.dial(short, b.proxy.URL(b.pool.Config().ConnString()))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.Zero(t, b.orders(t, "k"))
 
@@ -281,17 +293,23 @@ func TestProxy_CancelRequests(t *testing.T) {
 	for _, swallow := range []bool{false, true} {
 		b := newBed(t, &Config{SwallowCancels: swallow})
 		c := b.connect(t)
-		slept := make(chan error, 1)
+		holder, err := b.pool.Begin(t.Context())
+		require.NoError(t, err)
+		_, err = holder.Exec(t.Context(), "LOCK TABLE orders")
+		require.NoError(t, err)
+		ended := make(chan error, 1)
 		go func() {
-			_, err := c.Exec(t.Context(), "SELECT pg_sleep(1)").ReadAll()
-			slept <- err
+			_, err := c.Exec(t.Context(), "SELECT count(*) FROM orders").ReadAll()
+			ended <- err
 		}()
-		b.requireBackend(t, c, "active")
+		b.requireBackend(t, c, "active") // and it stays so until the lock is gone
 		require.NoError(t, c.CancelRequest(t.Context()))
-		if err := <-slept; swallow {
-			require.NoError(t, err)
-		} else {
-			require.ErrorContains(t, err, "57014")
+		if !swallow {
+			require.ErrorContains(t, <-ended, "57014")
+		}
+		require.NoError(t, holder.Rollback(t.Context()))
+		if swallow {
+			require.NoError(t, <-ended)
 		}
 		require.Equal(t, Stats{Connections: 1, Cancels: 1}, b.proxy.Stats())
 	}
