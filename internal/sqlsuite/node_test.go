@@ -109,8 +109,8 @@ func startNode(t *testing.T, client, url string) *node {
 	return n
 }
 
-// ask sends what is to be placed, all at once.
-func (n *node) ask(reqs []idempotency.Request) {
+// ask sends what is to be placed, all at once. The program ends by itself when it has answered all, unless more may come.
+func (n *node) ask(reqs []idempotency.Request, more bool) {
 	for _, i := range rand.Perm(len(reqs)) {
 		key := reqs[i].Key
 		line, err := json.Marshal(map[string]string{"tenant": key.Tenant(), "operation": key.Operation(), "value": key.Value(), "payload": payloadOf(key)})
@@ -121,7 +121,9 @@ func (n *node) ask(reqs []idempotency.Request) {
 			return // it was killed
 		}
 	}
-	_ = n.in.Close() // as above
+	if !more {
+		_ = n.in.Close() // as above
+	}
 }
 
 // read passes on its answers; after kill of them it is killed, 0: never.
@@ -199,7 +201,7 @@ func TestNode_RacesWithGoOnTheSameKeys(t *testing.T) {
 		if i == 0 {
 			kill = keys / 20 // while most keys are open
 		}
-		group.Go(func() { n.ask(reqs) })
+		group.Go(func() { n.ask(reqs, kill > 0) }) // who is to be killed is still there then
 		group.Go(func() { n.read(all, kill) })
 	}
 	const callers = 4
