@@ -88,7 +88,6 @@ func TestSub(t *testing.T) {
 	f, err := newField(dir)
 	require.NoError(t, err)
 	t.Cleanup(f.close)
-	f.timeout = 2 * time.Second
 	return f
 }
 
@@ -123,6 +122,10 @@ func TestField_EveryEnd(t *testing.T) { //nolint:tparallel // one module's build
 		}, caught: "TestOnce"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			f.timeout = testTimeout
+			if name == "hangs" {
+				f.timeout = 2 * time.Second
+			}
 			caught, err := f.try(t.Context(), c.plant)
 			if c.err != "" {
 				require.ErrorContains(t, err, c.err)
@@ -132,6 +135,7 @@ func TestField_EveryEnd(t *testing.T) { //nolint:tparallel // one module's build
 			require.Equal(t, c.caught, caught)
 		})
 	}
+	f.timeout = testTimeout
 	only := bug("return 2", "^TestOnce$")
 	only.missed = suite{pkg: ".", run: "^TestBlind$"}
 	caught, err := f.try(t.Context(), only)
