@@ -1,7 +1,6 @@
 package devstack
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -48,26 +47,15 @@ func (n *Node) firstStart(ctx context.Context) error {
 }
 
 // Start starts a dead server again and returns when it answers.
-func (n *Node) Start(ctx context.Context) (err error) {
+func (n *Node) Start(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.process != nil && !n.process.exited() {
 		return fmt.Errorf("devstack: start %s: it runs already", n.name)
 	}
-	for range portTries {
-		var p *process
-		if p, err = n.run(ctx); p != nil {
-			n.process = p
-		}
-		if err == nil || p == nil || !p.exited() || !bytes.Contains([]byte(tail(p.log)), []byte("Address already in use")) {
-			return err
-		}
-		// Somebody's outgoing connection got the port meanwhile, maybe for a moment.
-		select {
-		case <-time.After(time.Second):
-		case <-ctx.Done():
-			return errors.Join(err, ctx.Err())
-		}
+	p, err := onOwnPort(ctx, func() (*process, error) { return n.run(ctx) })
+	if p != nil {
+		n.process = p
 	}
 	return err
 }

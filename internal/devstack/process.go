@@ -137,13 +137,34 @@ func onFreePort(start func(port int) (*process, error)) (*process, error) {
 		if p == nil {
 			return nil, err
 		}
-		lost := p.exited() && bytes.Contains(bytes.ToLower([]byte(tail(p.log))), []byte("address already in use"))
+		lost := p.lostPort()
 		_ = p.stop() // the error of the start is the one to tell
 		if !lost {
 			return nil, err
 		}
 	}
 	return nil, err
+}
+
+// onOwnPort calls start until the server got the port that it had: somebody's outgoing connection may have taken it, maybe
+// for a moment. The process is returned also when it does not get ready.
+func onOwnPort(ctx context.Context, start func() (*process, error)) (p *process, err error) {
+	for range portTries {
+		if p, err = start(); err == nil || p == nil || !p.lostPort() {
+			return p, err
+		}
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+			return p, errors.Join(err, ctx.Err())
+		}
+	}
+	return p, err
+}
+
+// lostPort reports whether the process has ended because somebody else has its port.
+func (p *process) lostPort() bool {
+	return p.exited() && bytes.Contains(bytes.ToLower([]byte(tail(p.log))), []byte("address already in use"))
 }
 
 func freePort() (int, error) {

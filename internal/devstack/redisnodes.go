@@ -86,6 +86,7 @@ func (r *RedisNodes) add(ctx context.Context, args []string, extra string) (*Red
 	n := &RedisNode{nodes: r, dir: dir, args: args, extra: extra}
 	n.process, err = onFreePort(func(port int) (*process, error) {
 		n.port = port
+		_ = os.Remove(n.conf()) // of a port that was lost
 		return n.run(ctx)
 	})
 	if err != nil {
@@ -128,15 +129,17 @@ func (n *RedisNode) Start(ctx context.Context) error {
 	if !n.process.exited() {
 		return fmt.Errorf("devstack: start Redis on port %d: it runs already", n.port)
 	}
-	p, err := n.run(ctx)
+	p, err := onOwnPort(ctx, func() (*process, error) { return n.run(ctx) })
 	if p != nil {
 		n.process = p
 	}
 	return err
 }
 
+func (n *RedisNode) conf() string { return filepath.Join(n.dir, "redis.conf") }
+
 func (n *RedisNode) run(ctx context.Context) (*process, error) {
-	conf := filepath.Join(n.dir, "redis.conf")
+	conf := n.conf()
 	if _, err := os.Stat(conf); err != nil { // a sentinel writes into its own, which must stay
 		text := redisConf(n.dir, n.port, n.nodes.password) + n.extra
 		if n.args != nil {

@@ -3,7 +3,10 @@ package devstack
 import (
 	"fmt"
 	"net"
+	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -24,7 +27,17 @@ func TestRedisNodes_DieAndComeBack(t *testing.T) {
 	require.NoError(t, n.Kill())
 	_, err = (&net.Dialer{}).DialContext(ctx, "tcp", n.Address())
 	require.Error(t, err)
-	require.NoError(t, n.Start(ctx))
+	taken, err := new(net.ListenConfig).Listen(ctx, "tcp", n.Address())
+	require.NoError(t, err)
+	missed := make(chan error, 1)
+	go func() {
+		for !strings.Contains(tail(filepath.Join(n.dir, "log")), "Address already in use") && ctx.Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		missed <- taken.Close()
+	}()
+	require.NoError(t, n.Start(ctx), "somebody had its port for a moment")
+	require.NoError(t, <-missed)
 	require.NoError(t, n.Pause())
 	require.NoError(t, n.Resume())
 
