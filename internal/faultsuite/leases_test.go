@@ -242,6 +242,7 @@ func TestFault_KilledPaymentsAreFinished(t *testing.T) {
 		}
 		// Later than the lease of the last one. Rounds share the wait: only at the end everything must be finished.
 		if round%10 == 9 || round == rounds-1 {
+			awaitGone(t, direct)
 			require.Eventually(t, func() bool {
 				return count(`SELECT count(*) FROM idempotency.records WHERE state = 'PROCESSING' AND lease_expires_at > statement_timestamp()`) == 0
 			}, 10*time.Second, 20*time.Millisecond)

@@ -41,6 +41,17 @@ type order struct {
 	Key string `json:"key"`
 }
 
+// awaitGone returns when no process is left that was killed: what it had sent is done before the server notices.
+func awaitGone(t *testing.T, direct *pgxpool.Pool) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		var sessions int // a pooler keeps its own
+		err := direct.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+			AND application_name = 'shop' AND ($1 IS FALSE OR state IS DISTINCT FROM 'idle')`, pgtest.Env().Pooler).Scan(&sessions)
+		return err == nil && sessions == 0
+	}, 60*time.Second, 10*time.Millisecond)
+}
+
 // request is the request of a key.
 func request(value string) (idempotency.Request, error) {
 	key, err := create.Key(idempotency.SingleTenant, value)

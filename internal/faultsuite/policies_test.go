@@ -82,13 +82,7 @@ func TestFault_KilledUnderPolicies(t *testing.T) {
 			}
 		}
 	}
-	// A killed process's sessions may still be on their way.
-	require.Eventually(t, func() bool {
-		var busy int
-		err := direct.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
-			AND xact_start IS NOT NULL`).Scan(&busy)
-		return err == nil && busy == 0
-	}, 60*time.Second, 10*time.Millisecond)
+	awaitGone(t, direct)
 	rows, err := direct.Query(t.Context(), `
 		SELECT k.key::text, (SELECT count(*) FROM orders AS o WHERE o.key = k.key::text),
 		       (SELECT count(*) FROM idempotency.records AS r WHERE r.key = k.key AND r.state = 'SUCCESS')
