@@ -164,7 +164,7 @@ func Service(t testing.TB, direct *pgxpool.Pool, configure func(*pgxpool.Config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { closePool(t, pool, leakGrace) })
+	t.Cleanup(func() { closePool(t, pool, closeGrace) })
 	return pool
 }
 

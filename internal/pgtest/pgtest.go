@@ -23,21 +23,32 @@ import (
 const (
 	// cleanupGrace bounds dropping a test's database.
 	cleanupGrace = 30 * time.Second
-	// leakGrace is how long a test's pool waits for connections the test did not give back. A broken one has 15 s of pgx to end.
-	leakGrace = 30 * time.Second
+	// closeGrace is how long a test's pool waits for connections the test did not give back. A broken one has 15 s of pgx to end.
+	closeGrace = 30 * time.Second
+	// leakGrace is how long a test binary waits for goroutines to end.
+	leakGrace = 5 * time.Second
 )
 
 // Main is the body of a TestMain: it runs the tests, stops the server and fails if goroutines are left over, but for those that
 // ignore names. It does not return.
 func Main(m *testing.M, ignore ...goleak.Option) {
 	code := m.Run()
-	for _, check := range []func() error{stopServer, func() error { return goleak.Find(ignore...) }} {
+	for _, check := range []func() error{stopServer, func() error { return Leaked(ignore...) }} {
 		if err := check(); err != nil {
 			_, _ = fmt.Fprintln(os.Stderr, "pgtest:", err)
 			code = max(code, 1)
 		}
 	}
 	os.Exit(code)
+}
+
+// Leaked is goleak.Find, which gives goroutines half a second to end: on a busy machine that may be too little.
+func Leaked(ignore ...goleak.Option) (err error) {
+	for until := time.Now().Add(leakGrace); ; {
+		if err = goleak.Find(ignore...); err == nil || time.Now().After(until) {
+			return err
+		}
+	}
 }
 
 var (
@@ -160,7 +171,7 @@ func Pool(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { closePool(t, pool, leakGrace) })
+	t.Cleanup(func() { closePool(t, pool, closeGrace) })
 	return pool
 }
 

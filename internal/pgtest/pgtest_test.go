@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 )
 
 func TestMain(m *testing.M) { Main(m) }
@@ -50,6 +51,15 @@ func TestURL_DatabaseIsDroppedAfterTheTest(t *testing.T) { //nolint:tparallel //
 	require.NoError(t, Pool(t).QueryRow(t.Context(),
 		"SELECT count(*) FROM pg_database WHERE datname = $1", name).Scan(&count))
 	require.Zero(t, count)
+}
+
+func TestLeaked_WaitsForWhatEndsAndNotForEver(t *testing.T) { //nolint:paralleltest // looks at all goroutines
+	ignored := goleak.IgnoreCurrent()
+	stop := make(chan struct{})
+	go func() { <-stop }()
+	require.ErrorContains(t, Leaked(ignored), "TestLeaked_")
+	time.AfterFunc(time.Second, func() { close(stop) })
+	require.NoError(t, Leaked(ignored))
 }
 
 // failures is a testing.TB that keeps what Errorf is told.
