@@ -103,13 +103,15 @@ const enough = 100
 // await asks until the answer is the one that stays: a change of what is there is noticed within a second.
 func (p *process) await(t *testing.T, strategy idempotency.Strategy, want string) (last string) {
 	t.Helper()
+	pause := time.Millisecond
 	for i := 0; i < 10*enough && last != want; i++ {
 		if want != "`ErrRestart`" && i == enough {
 			break
 		}
 		last = p.ask(t, strategy, fmt.Sprint("done ", i%enough))
 		require.True(t, strings.HasPrefix(last, "replay from ") || last == "`ErrRestart`", last)
-		<-time.After(5 * time.Millisecond)
+		<-time.After(pause)
+		pause = min(pause+time.Millisecond, 100*time.Millisecond) // 5 s for so many
 	}
 	return last
 }

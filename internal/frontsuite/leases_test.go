@@ -206,19 +206,24 @@ func TestCase_W07_TheNextPassAlwaysRuns(t *testing.T) {
 	ctx, op := t.Context(), idempotency.Operation{Name: "payment.odd", Resolver: &panicking{}}
 	s := newTill(t, b, capture)
 	store := idempotency.NewStore(pgx.QueryExecModeCacheStatement)
-	die := func(operation idempotency.Operation, value string) {
+	// dead leaves what owners leave that died; all of them in one commit, so that one pass finds them.
+	dead := func(records ...idempotency.Request) {
 		t.Helper()
-		req := request(t, operation, value)
-		rule := idempotency.TakeoverResolve
-		if operation.Resolver == nil {
-			rule = operation.Takeover
-		}
-		_, err := store.AcquireLease(ctx, b.pool, &idempotency.LeaseRequest{
-			Request: req, AttemptToken: idempotency.NewAttemptToken(), Lease: time.Second, Takeover: rule,
-		})
-		require.NoError(t, err)
-		_, err = b.pool.Exec(ctx, `UPDATE idempotency.records SET lease_expires_at = statement_timestamp() - interval '1 s' WHERE key = $1`, value)
-		require.NoError(t, err)
+		require.NoError(t, pgx.BeginFunc(ctx, b.pool, func(tx pgx.Tx) error {
+			for _, req := range records {
+				rule := idempotency.TakeoverRerun
+				if req.Key.Operation() == op.Name {
+					rule = idempotency.TakeoverResolve
+				}
+				_, err := store.AcquireLease(ctx, tx, &idempotency.LeaseRequest{
+					Request: req, AttemptToken: idempotency.NewAttemptToken(), Lease: time.Second, Takeover: rule,
+				})
+				require.NoError(t, err)
+				_, err = tx.Exec(ctx, `UPDATE idempotency.records SET lease_expires_at = statement_timestamp() - interval '1 s' WHERE key = $1`, req.Key.Value())
+				require.NoError(t, err)
+			}
+			return nil
+		}))
 	}
 	type pass struct {
 		report compensator.Report
@@ -252,10 +257,9 @@ func TestCase_W07_TheNextPassAlwaysRuns(t *testing.T) {
 	}
 	until("is well", func(p pass) bool { return p.err == nil })
 	require.NoError(t, node.Kill())
-	die(capture, "while Redis is away")
+	dead(request(t, capture, "while Redis is away"))
 	until("rescues without Redis", func(p pass) bool { return p.err != nil && p.report.Rescued == 1 })
-	die(op, "whose Resolver panics")
-	die(capture, "beside it")
+	dead(request(t, op, "whose Resolver panics"), request(t, capture, "beside it"))
 	until("rescues beside a panic", func(p pass) bool { return p.err != nil && p.report.Rescued == 1 && p.report.Unresolved == 1 })
 	require.NoError(t, node.Start(ctx))
 	_, err = b.pool.Exec(ctx, `DELETE FROM idempotency.records WHERE operation = $1`, op.Name)

@@ -53,12 +53,12 @@ func TestFronts_AQuietOperationPassesRedisOver(t *testing.T) {
 	}
 	far := waiters[0].events.redis.Load() + waiters[1].events.redis.Load()
 	req := request(t, idempotencytest.Orders, "slow")
-	running := make(chan struct{})
+	running, waiting := make(chan struct{}), make(chan struct{})
 	var all sync.WaitGroup
 	all.Go(func() {
 		_, err := first.call(t.Context(), req, func(context.Context, pgx.Tx) ([]byte, error) {
 			close(running)
-			time.Sleep(500 * time.Millisecond)
+			<-waiting
 			return []byte("done"), nil
 		})
 		if err != nil {
@@ -74,6 +74,11 @@ func TestFronts_AQuietOperationPassesRedisOver(t *testing.T) {
 			}
 		})
 	}
+	require.Eventually(t, func() bool { // the one for the other's mark, which waits for the key
+		channels, err := b.admin.PubSubChannels(t.Context(), "*").Result()
+		return err == nil && len(channels) == 1
+	}, 10*time.Second, time.Millisecond)
+	close(waiting)
 	all.Wait()
 	require.Equal(t, far+1, waiters[0].events.redis.Load()+waiters[1].events.redis.Load())
 }
