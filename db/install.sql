@@ -1254,17 +1254,20 @@ BEGIN
     -- Whoever changed the row last is not who changes it now: who and why are the statement's own, or the transaction's, or
     -- unknown. So an UPDATE to off that does not say them is refused.
     IF TG_OP = 'UPDATE' THEN
-        NEW.actor := CASE WHEN pg_catalog.starts_with(NEW.actor, E'\x01') THEN pg_catalog.substr(NEW.actor, 2)
+        NEW.actor := CASE WHEN pg_catalog.starts_with(NEW.actor, E'\x01') THEN NEW.actor
             ELSE NULLIF(pg_catalog.current_setting('idempotency.actor', true), '') END;
-        NEW.reason := CASE WHEN pg_catalog.starts_with(NEW.reason, E'\x01') THEN pg_catalog.substr(NEW.reason, 2)
+        NEW.reason := CASE WHEN pg_catalog.starts_with(NEW.reason, E'\x01') THEN NEW.reason
             ELSE NULLIF(pg_catalog.current_setting('idempotency.reason', true), '') END;
     END IF;
+    -- Also of an INSERT, and all of them: no stored name begins with policy_said's mark, else it would look like one that was set.
+    NEW.actor := pg_catalog.ltrim(NEW.actor, E'\x01');
+    NEW.reason := pg_catalog.ltrim(NEW.reason, E'\x01');
     RETURN NEW;
 END
 $$;
 
 -- Marks what the statement has set, for policy_stamp, which sees the row only: a column that was left looks like one that was
--- set to what it was.
+-- set to what it was. (A MERGE is said to set, in every row, what any of its UPDATEs sets.)
 CREATE FUNCTION idempotency.policy_said() RETURNS trigger
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
     AS $$

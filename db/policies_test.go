@@ -33,6 +33,14 @@ func TestPolicies_ActorIsOfTheLastChange(t *testing.T) {
 		{set + `enforcement = 'enforce', actor = 'eve'`, "enforce eve ? logged eve ?"},
 		{set + `enforcement = 'shadow', reason = 'tests'`, "shadow ? tests logged ? tests"},
 		{set + `actor = NULL, reason = NULL`, "shadow ? ? logged ? ?"},
+		{set + `enforcement = 'enforce', actor = E'\x01\x01eve', reason = E'\x01why'`, "enforce eve why logged eve why"}, // the trigger's own mark
+		{set + `enforcement = 'shadow'`, "shadow ? ? logged ? ?"},
+		{
+			`INSERT INTO idempotency.policies (scope, name, actor, reason) VALUES ('prefix', 'order.', E'\x01eve', E'\x01why')`,
+			"enforce eve why logged eve why",
+		},
+		{set + `enforcement = 'shadow' FROM (SELECT 'order.' AS name) AS one WHERE policies.name = one.name`, "shadow ? ? logged ? ?"},
+		{`DELETE FROM idempotency.policies WHERE scope = 'prefix'; ` + set + `enforcement = 'shadow'`, "shadow ? ? logged ? ?"},
 		{
 			`INSERT INTO idempotency.policies (scope, actor, reason) VALUES ('all', 'ada', 'again') ON CONFLICT (scope, name)
 				DO UPDATE SET enforcement = EXCLUDED.enforcement, actor = EXCLUDED.actor, reason = EXCLUDED.reason`,
