@@ -31,8 +31,8 @@ var (
 	ErrResultDecode = errors.New("idempotency: stored result does not decode")
 	// ErrResultTooLarge means that the result exceeds the operation's limit; everything was rolled back.
 	ErrResultTooLarge = errors.New("idempotency: result is too large")
-	// ErrResultEncode means that the result has no stored form: its type or value is one that the Codec refuses. Everything was
-	// rolled back, and a retry comes to the same.
+	// ErrResultEncode means that the result, of a call or of a Step, has no stored form: its type or value is one that the Codec
+	// refuses. The transaction was rolled back, and a retry comes to the same.
 	ErrResultEncode = errors.New("idempotency: result cannot be encoded")
 	// ErrOutcomeUnknown means that PostgreSQL could not be asked whether COMMIT happened. Retry with the same key: it
 	// replays the outcome if there is one.

@@ -44,7 +44,7 @@ var (
 	recordedFailure  = kind{"failed", http.StatusInternalServerError, "This failed for good, and that is recorded.", "It is never tried again for this key. For a new request use a new key.", 0}
 	resultUnreadable = kind{"result-unreadable", http.StatusInternalServerError, "This was done, and its answer cannot be read.", "It is never done again for this key.", 0}
 	responseTooLarge = kind{"response-too-large", http.StatusInternalServerError, "The answer is too large.", "Everything was undone.", 0}
-	programError     = kind{"program-error", http.StatusInternalServerError, "The service is put together wrongly.", "Everything was undone. A retry comes to the same: tell the operator.", 0}
+	programError     = kind{"program-error", http.StatusInternalServerError, "The service is put together wrongly.", "Everything done in the transaction was undone. A retry comes to the same: tell the operator.", 0}
 	internalError    = kind{"internal", http.StatusInternalServerError, "Something went wrong on our side.", "Retry with the same key.", 0}
 	unavailable      = kind{"unavailable", http.StatusServiceUnavailable, "The service cannot work at the moment.", "Retry with the same key.", time.Second}
 	outcomeUnknown   = kind{"outcome-unknown", http.StatusServiceUnavailable, "Nobody knows yet whether this was done.", "Retry with the same key: you get the outcome if there is one, and nothing happens twice.", time.Second}

@@ -29,8 +29,8 @@ type Result[T any] struct {
 // Errors, all in package idempotency. Recorded, and never run again: ErrFailed (*FailedError, its body in Value),
 // ErrTransactionEnded, ErrResultExpired, ErrResultDecode. Another request's record: ErrMismatch. Retry with the same key:
 // ErrInProgress, ErrOutcomeUnknown, ErrRestart, ErrNewerRecord, ErrReadOnly. Ask for a new token: ErrNotIssued. Refused before
-// any SQL: ErrInvalid. To be mended in the program: ErrConfig, ErrSchema, ErrNested, ErrWrongMode, ErrResultTooLarge, ErrAborted. Any other error is
-// fn's own or the database's; then nothing was recorded.
+// any SQL: ErrInvalid. To be mended in the program: ErrConfig, ErrSchema, ErrNested, ErrWrongMode, ErrResultTooLarge,
+// ErrResultEncode, ErrAborted. Any other error is fn's own or the database's; then nothing was recorded.
 func WithIdempotency[T any](ctx context.Context, r *Runner, req idempotency.Request, fn func(context.Context, pgx.Tx) (T, error)) (Result[T], error) {
 	if r.within != nil {
 		return callWithin(ctx, r, req, fn)
