@@ -27,8 +27,9 @@ func (s *shop) replica(t testing.TB, config ...func(*txn.Config)) *shop {
 	return &shop{pool: pool, runner: newRunner(t, pool, config...), direct: s.direct}
 }
 
-// patience is how long a test waits for what must come, and the Wait of one that chooses none: no machine is so busy.
-const patience = time.Minute
+// patience is how long a test waits for what must come, and the Wait of one that chooses none: no machine is so busy. It is
+// shorter than the 60 s after which the server itself ends a session that was left in a transaction, which must be seen.
+const patience = 30 * time.Second
 
 func newRunner(t testing.TB, pool *pgxpool.Pool, config ...func(*txn.Config)) *txn.Runner {
 	t.Helper()

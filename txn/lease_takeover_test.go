@@ -40,6 +40,13 @@ func TestCase_S01_ADeadOwnersKeyIsTakenOver(t *testing.T) {
 	noWait.Wait = idempotency.NoWait
 	_, err := s.another(t, noWait).pay(t.Context(), req, d.foreign)
 	require.ErrorIs(t, err, idempotency.ErrInProgress, "S02: a live owner is left alone")
+	// A caller that gives up in a pause is told so; in the middle of a question it knows nothing yet.
+	require.Eventually(t, func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err := second.pay(ctx, req, d.foreign)
+		return errors.Is(err, idempotency.ErrInProgress) && errors.Is(err, context.DeadlineExceeded)
+	}, patience, time.Millisecond)
 	s.die(t)
 	res, err := second.pay(t.Context(), req, func(ctx context.Context, l *txn.Lease) (string, error) {
 		require.Equal(t, 2, l.Record().Attempt)

@@ -178,7 +178,8 @@ func TestMisuse_StatementTimeoutDoesNotEndCommit(t *testing.T) {
 			s.exec(t, `CREATE SEQUENCE commits`)
 			s.exec(t, `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM nextval('commits'), pg_sleep(1.5); RETURN NULL; END $$`)
 			s.exec(t, `CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION slow()`)
-			for begun := false; !begun; {
+			for begun, try := false, 0; !begun; try++ {
+				require.Less(t, try, 20, "no COMMIT was begun")
 				_, err := call(t.Context(), s, request(t, "k", "body"), doing("k", statements(`SET LOCAL statement_timeout = '1s'`)))
 				require.NoError(t, s.direct.QueryRow(t.Context(), `SELECT is_called FROM commits`).Scan(&begun))
 				if begun {
