@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
-var create = idempotency.Operation{Name: "order.create", Wait: time.Minute} // on a slow machine too
+var create = idempotency.Operation{Name: "order.create", Wait: 30 * time.Second} // on a slow machine too
 
 const (
 	createMethod = "/shop.Orders/Create"
