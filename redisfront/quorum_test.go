@@ -107,8 +107,9 @@ func TestQuorum_SurvivesAMinority(t *testing.T) {
 			require.True(t, found)
 			require.NoError(t, last.Start(ctx))
 			require.Eventually(t, func() bool {
-				return begin(t, f, about(newKey(t)), idempotency.NewAttemptToken()) == nil
-			}, 30*time.Second, 10*time.Millisecond)
+				key := newKey(t)
+				return begin(t, f, about(key), idempotency.NewAttemptToken()) == nil && asked.about(f.MarkName(key))
+			}, 30*time.Second, 10*time.Millisecond, "asked again, which is seen")
 		})
 	}
 }
