@@ -31,12 +31,13 @@ type shop struct {
 
 // gateway says what it is told to say, by key.
 type gateway struct {
-	mu    sync.Mutex
-	says  map[string]idempotency.Resolution
-	err   error
-	slow  time.Duration
-	hangs int64 // after so many answers; 0: never
-	asked atomic.Int64
+	mu       sync.Mutex
+	says     map[string]idempotency.Resolution
+	err      error
+	slow     time.Duration
+	hangs    int64  // after so many answers; 0: never
+	inCommit func() // if not nil
+	asked    atomic.Int64
 }
 
 func (g *gateway) Ask(ctx context.Context, r idempotency.Record, _ []idempotency.Step) (idempotency.Resolution, error) {
@@ -54,7 +55,10 @@ func (g *gateway) Ask(ctx context.Context, r idempotency.Record, _ []idempotency
 	return g.says[r.Key.Value()], g.err
 }
 
-func (*gateway) Commit(ctx context.Context, tx pgx.Tx, r idempotency.Record, _ idempotency.Resolution) error {
+func (g *gateway) Commit(ctx context.Context, tx pgx.Tx, r idempotency.Record, _ idempotency.Resolution) error {
+	if g.inCommit != nil {
+		g.inCommit()
+	}
 	_, err := tx.Exec(ctx, `INSERT INTO paid (key) VALUES ($1)`, r.Key.Value())
 	return err
 }
