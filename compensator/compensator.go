@@ -290,13 +290,7 @@ func (c *Compensator) change(ctx context.Context, do func(context.Context, *pgx.
 			return err
 		}
 		defer conn.Release()
-		g := pgguard.Of(conn.Conn())
-		g.CommitSent.Store(true)
-		err = do(ctx, conn.Conn())
-		if !conn.Conn().IsClosed() {
-			g.CommitSent.Store(false)
-		}
-		return err
+		return pgguard.Of(conn.Conn()).Commit(conn.Conn(), func() error { return do(ctx, conn.Conn()) })
 	})
 }
 

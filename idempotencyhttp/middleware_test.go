@@ -39,7 +39,7 @@ func TestOperation_RetryIsTheFirstAnswer(t *testing.T) {
 func TestOperation_DoubleClickIsOneOrder(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, func(c *txn.Config) { // which waits for longer than a slow machine takes
-		c.Operations = []idempotency.Operation{{Name: create.Name, Wait: time.Minute}}
+		c.Operations = []idempotency.Operation{{Name: create.Name, Wait: 30 * time.Second}}
 	})
 	s.serve(t, func(w http.ResponseWriter, r *http.Request) {
 		tx, _ := txn.FromContext(r.Context())

@@ -278,11 +278,7 @@ func (a *attempt) sendCommit(ctx context.Context, send func(context.Context) err
 	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.call.runner.config.CommitTimeout)
 	defer cancel()
 	failpoint.Hit(failpoint.CompleteBefore)
-	a.guard.CommitSent.Store(true)
-	err := send(detached)
-	if !conn.IsClosed() {
-		a.guard.CommitSent.Store(false)
-	}
+	err := a.guard.Commit(conn, func() error { return send(detached) })
 	switch {
 	case err == nil:
 		failpoint.Hit(failpoint.CommitAfter)

@@ -210,12 +210,10 @@ func (r *Runner) once(ctx context.Context, do func(context.Context, *pgx.Conn) e
 	if err != nil {
 		return err
 	}
-	g.CommitSent.Store(true)
-	err = do(ctx, conn.Conn())
+	err = g.Commit(conn.Conn(), func() error { return do(ctx, conn.Conn()) })
 	if conn.Conn().IsClosed() {
 		return errors.Join(errConnectionLost, err)
 	}
-	g.CommitSent.Store(false)
 	return err
 }
 

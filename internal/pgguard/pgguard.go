@@ -34,12 +34,11 @@ const Rule = "must be made from a configuration that went through txn.ConfigureP
 
 // Guard is of one connection, and used by whoever has the connection.
 type Guard struct {
-	// CommitSent: no cancel request is dialed. Set it around what commits and is not a COMMIT by Exec, which sets it by
-	// itself; leave it set if the connection is closed afterwards, since pgx dials later.
-	CommitSent       atomic.Bool
 	LastError        atomic.Pointer[pgconn.PgError]
 	MayHaveCommitted atomic.Bool // a statement answered COMMIT, or BEGIN as the last of several
 	Epoch            string      // of the session; empty: not asked yet
+
+	commitSent atomic.Bool // no cancel request is dialed
 }
 
 // Of returns the connection's guard, or nil if it has none: the pool's hook was replaced after Configure.
@@ -49,6 +48,21 @@ func Of(conn *pgx.Conn) *Guard {
 }
 
 const key = "github.com/pgonce/pgonce/internal/pgguard"
+
+// Commit has send send what commits. A COMMIT by Exec does not need it.
+func (g *Guard) Commit(conn *pgx.Conn, send func() error) error {
+	g.commitSent.Store(true)
+	err := send()
+	g.committed(conn)
+	return err
+}
+
+// committed leaves a connection that is closed as it is: pgx dials later.
+func (g *Guard) committed(conn *pgx.Conn) {
+	if !conn.IsClosed() {
+		g.commitSent.Store(false)
+	}
+}
 
 var (
 	_ pgx.QueryTracer = (*Guard)(nil)
@@ -60,19 +74,22 @@ var (
 // TraceQueryStart sees the COMMIT that pgx sends for a pgx.Tx. This is the only place where that can be seen: a pool's
 // transaction gives its connection back before its Commit returns.
 func (g *Guard) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	word := "commit"
-	if len(data.SQL) >= len(word) && strings.EqualFold(data.SQL[:len(word)], word) && g.CommitSent.CompareAndSwap(false, true) {
+	if (begins(data.SQL, "commit") || begins(data.SQL, "end")) && g.commitSent.CompareAndSwap(false, true) {
 		return context.WithValue(ctx, commitKey{}, g)
 	}
 	return ctx
+}
+
+func begins(sql, word string) bool {
+	return len(sql) >= len(word) && strings.EqualFold(sql[:len(word)], word)
 }
 
 type commitKey struct{}
 
 // TraceQueryEnd is called when the connection is closed already, if it was lost.
 func (g *Guard) TraceQueryEnd(ctx context.Context, conn *pgx.Conn, data pgx.TraceQueryEndData) {
-	if ctx.Value(commitKey{}) == g && !conn.IsClosed() {
-		g.CommitSent.Store(false)
+	if ctx.Value(commitKey{}) == g {
+		g.committed(conn)
 	}
 	g.see(data.CommandTag)
 }
@@ -112,7 +129,7 @@ func guardConnections(next func(context.Context, *pgx.ConnConfig) error) func(co
 		g := &Guard{}
 		dial, onError, after := config.DialFunc, config.OnPgError, config.AfterConnect
 		config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-			if g.CommitSent.Load() {
+			if g.commitSent.Load() {
 				return nil, errCommitSent
 			}
 			return dial(ctx, network, address)

@@ -43,6 +43,10 @@ func TestGuard_CommitIsNotCancelled(t *testing.T) {
 			_, err := pool.Exec(ctx, "COMMIT")
 			return err
 		},
+		"by its other name": func(ctx context.Context, pool *pgxpool.Pool) error {
+			_, err := pool.Exec(ctx, "END")
+			return err
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

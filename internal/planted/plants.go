@@ -133,7 +133,7 @@ var libraryPlants = []plant{
 		why:  "PostgreSQL stops waiting for its synchronous standby, and a failover loses what was acknowledged",
 		edits: []edit{{
 			file: "internal/pgguard/pgguard.go",
-			old:  `if g.CommitSent.Load() {`,
+			old:  `if g.commitSent.Load() {`,
 			new:  `if g == nil {`,
 		}},
 		caught: suite{pkg: "./txn", run: "^TestCommit_NoCancelRequestOnceSent$"},
