@@ -287,7 +287,7 @@ func (c *cluster) scripts(t *testing.T) {
 func (c *cluster) waiters(t *testing.T) {
 	const waiters, rounds = 60, 10
 	f, looks := frontOn(t, c.client, patient), newLooks(t)
-	c.client.AddHook(looks)
+	c.client.AddHook(onCommand(looks.hook))
 	for round := 1; ; round++ {
 		var woken atomic.Int64
 		var group sync.WaitGroup
@@ -337,9 +337,7 @@ func (l *looks) of(mark string) int {
 	return l.n[mark]
 }
 
-func (*looks) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (l *looks) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func (l *looks) hook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		err := next(ctx, cmd)
 		if args := cmd.Args(); len(args) > 3 && args[1] == l.held {
@@ -349,10 +347,6 @@ func (l *looks) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		}
 		return err
 	}
-}
-
-func (*looks) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
 }
 
 // The texts that are sent are the files and nothing of a caller's.

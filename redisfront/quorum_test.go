@@ -95,7 +95,7 @@ func TestQuorum_SurvivesAMinority(t *testing.T) {
 			}, 5*time.Second, 5*time.Millisecond)
 			asked := &asked{marks: map[any]bool{}}
 			for _, c := range e.clients {
-				c.AddHook(asked)
+				c.AddHook(onCommand(asked.hook))
 			}
 			for range 100 {
 				key := newKey(t)
@@ -126,9 +126,7 @@ func (a *asked) about(mark string) bool {
 	return a.marks[mark]
 }
 
-func (*asked) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (a *asked) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func (a *asked) hook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if cmd.Name() == "set" {
 			a.mu.Lock()
@@ -137,10 +135,6 @@ func (a *asked) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		}
 		return next(ctx, cmd)
 	}
-}
-
-func (*asked) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
 }
 
 // Marks keep duplicates apart also while the entries cannot be asked.
@@ -186,7 +180,7 @@ func TestQuorum_NothingStaysOnASlowNode(t *testing.T) {
 	t.Parallel()
 	ctx, e := t.Context(), startEnsemble(t, 3)
 	slow := &slowWrites{}
-	e.clients[2].AddHook(slow)
+	e.clients[2].AddHook(onCommand(slow.hook))
 	f, other, key, mark := e.front(t, newClient(t)), e.front(t, newClient(t)), newKey(t), idempotency.NewAttemptToken()
 	_, err := f.TakeOnQuorum(ctx, key, mark, time.Hour)
 	require.NoError(t, err)
@@ -199,9 +193,7 @@ func TestQuorum_NothingStaysOnASlowNode(t *testing.T) {
 // slowWrites has a node's marks set a moment late.
 type slowWrites struct{ written atomic.Int64 }
 
-func (*slowWrites) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (s *slowWrites) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func (s *slowWrites) hook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if cmd.Name() != "set" {
 			return next(ctx, cmd)
@@ -212,10 +204,6 @@ func (s *slowWrites) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-func (*slowWrites) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
 // Three tries: the votes are split when it begins, and not any more a moment later.
 func TestQuorum_SplitVotesAreTriedAgain(t *testing.T) {
 	t.Parallel()
@@ -223,7 +211,7 @@ func TestQuorum_SplitVotesAreTriedAgain(t *testing.T) {
 	f, key := e.front(t, newClient(t)), newKey(t)
 	require.NoError(t, e.nodes[0].Kill())
 	require.NoError(t, e.clients[1].Set(ctx, f.MarkName(key), "another attempt's", time.Minute).Err())
-	e.clients[1].AddHook(&yields{client: direct(t, e.nodes[1]), mark: f.MarkName(key)})
+	e.clients[1].AddHook(yields(direct(t, e.nodes[1]), f.MarkName(key)))
 	began := time.Now()
 	left, err := f.TakeOnQuorum(ctx, key, idempotency.NewAttemptToken(), time.Minute)
 	require.NoError(t, err)
@@ -241,26 +229,17 @@ func TestQuorum_SplitVotesAreTriedAgain(t *testing.T) {
 }
 
 // yields lets go of a mark when it has refused somebody.
-type yields struct {
-	client *redis.Client
-	mark   string
-}
-
-func (*yields) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (y *yields) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	once := sync.OnceFunc(func() { _ = y.client.Del(context.Background(), y.mark) })
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := next(ctx, cmd)
-		if cmd.Name() == "set" && cmd.Args()[1] == y.mark {
-			once()
+func yields(client *redis.Client, mark string) onCommand {
+	once := sync.OnceFunc(func() { _ = client.Del(context.Background(), mark) })
+	return func(next redis.ProcessHook) redis.ProcessHook {
+		return func(ctx context.Context, cmd redis.Cmder) error {
+			err := next(ctx, cmd)
+			if cmd.Name() == "set" && cmd.Args()[1] == mark {
+				once()
+			}
+			return err
 		}
-		return err
 	}
-}
-
-func (*yields) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
 }
 
 // While a minority is paused again and again, no two callers have the same mark at one time.

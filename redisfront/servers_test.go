@@ -58,6 +58,17 @@ func frontOn(t *testing.T, client redis.UniversalClient, change ...func(*redisfr
 	return f
 }
 
+// onCommand is a hook that is put around every command of a client.
+type onCommand func(next redis.ProcessHook) redis.ProcessHook
+
+func (onCommand) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h onCommand) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return h(next) }
+
+func (onCommand) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
 // hurried is for servers that do not answer at all: a busy one may be as late as that.
 func hurried(c *redisfront.Config) { c.Timeout = 300 * time.Millisecond }
 

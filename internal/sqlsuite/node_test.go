@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -21,7 +20,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgonce/pgonce/idempotency"
-	"github.com/pgonce/pgonce/internal/devstack"
 	"github.com/pgonce/pgonce/internal/pgtest"
 	"github.com/pgonce/pgonce/txn"
 )
@@ -57,7 +55,7 @@ func (a *answers) add(one answer) {
 // nodeProgram installs the client beside its packages, which npm fetches as the lock file says, checksums included.
 func nodeProgram(t *testing.T) string {
 	t.Helper()
-	npm := program(t, "npm")
+	npm := pgtest.Program(t, "npm")
 	dir := t.TempDir()
 	for _, name := range []string{"client.js", "package.json", "package-lock.json"} {
 		text, err := os.ReadFile(filepath.Join("node", name))
@@ -69,18 +67,6 @@ func nodeProgram(t *testing.T) string {
 	said, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(said))
 	return filepath.Join(dir, "client.js")
-}
-
-// program is where node or npm is; it is installed if it has to be. Where that cannot be done the test is skipped, which CI does
-// not allow.
-func program(t *testing.T, name string) string {
-	t.Helper()
-	path, err := devstack.Program(t.Context(), &devstack.Config{Out: os.Stderr}, name) // at once: it may take a while
-	if errors.Is(err, devstack.ErrNoServer) {
-		t.Skip(err)
-	}
-	require.NoError(t, err)
-	return path
 }
 
 // node is a running client.
@@ -95,7 +81,7 @@ type node struct {
 // startNode returns when the client is connected.
 func startNode(t *testing.T, client, url string) *node {
 	t.Helper()
-	n := &node{t: t, cmd: exec.CommandContext(t.Context(), program(t, "node"), client, url, "4")}
+	n := &node{t: t, cmd: exec.CommandContext(t.Context(), pgtest.Program(t, "node"), client, url, "4")}
 	n.cmd.Stderr = &n.err
 	var err error
 	n.in, err = n.cmd.StdinPipe()

@@ -14,6 +14,8 @@ import (
 
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgonce/pgonce/internal/pgtest"
 )
 
 // pageServer serves the page, and tells its origin.
@@ -38,7 +40,7 @@ func pageServer(t *testing.T, done <-chan struct{}) string {
 func browse(t *testing.T, origin, service string) context.Context {
 	t.Helper()
 	options := slices.Concat(chromedp.DefaultExecAllocatorOptions[:], []chromedp.ExecAllocatorOption{
-		chromedp.ExecPath(program(t, "chromium")), chromedp.UserDataDir(t.TempDir()),
+		chromedp.ExecPath(pgtest.Program(t, "chromium")), chromedp.UserDataDir(t.TempDir()),
 		chromedp.NoSandbox, // it needs a user who is not root
 		chromedp.DisableGPU, chromedp.Flag("disable-quic", true), chromedp.Flag("disable-component-update", true),
 		chromedp.Flag("disable-dev-shm-usage", true), // which is small in containers

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgonce/pgonce/idempotencyhttp/idempotencyclient"
+	"github.com/pgonce/pgonce/internal/pgtest"
 )
 
 // asked is a request of one of the clients.
@@ -178,7 +179,7 @@ func TestGoClient_SeesTheDocumentedAnswers(t *testing.T) {
 
 func TestNodeClient_SeesTheDocumentedAnswers(t *testing.T) {
 	t.Parallel()
-	node := program(t, "node")
+	node := pgtest.Program(t, "node")
 	for name, how := range map[string]loss{"no answer": cut, "half an answer": half} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgonce/pgonce/internal/pgtest"
 )
 
 var update = flag.Bool("update", false, "write the demo's answers into docs/http.md instead of comparing them")
@@ -45,7 +47,7 @@ func session(t *testing.T) (text []byte, parts [][]int) {
 // bash runs commands of the guide on the demo behind p. What the guide's reader waits for is an event here.
 func bash(t *testing.T, p *proxy, commands string) string {
 	t.Helper()
-	curl := program(t, "curl")
+	curl := pgtest.Program(t, "curl")
 	release := p.demo.hold(t)
 	events := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/over" {

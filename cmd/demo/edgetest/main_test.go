@@ -3,7 +3,6 @@ package edgetest
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -18,9 +17,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
-	"github.com/pgonce/pgonce/internal/devstack"
+	"github.com/pgonce/pgonce/internal/pgtest"
 )
 
 const root = "../../.."
@@ -46,7 +44,7 @@ func run(m *testing.M) int {
 	}
 	code := m.Run()
 	if code == 0 {
-		if err := goleak.Find(); err != nil {
+		if err := pgtest.Leaked(); err != nil {
 			_, _ = fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
@@ -156,16 +154,4 @@ func (d *demo) orders(t *testing.T, key string) (n int) {
 	defer func() { require.NoError(t, conn.Close(t.Context())) }()
 	require.NoError(t, conn.QueryRow(t.Context(), `SELECT count(*) FROM demo.orders WHERE idempotency_key = $1`, key).Scan(&n))
 	return n
-}
-
-// program is where curl, node or chromium is; it is installed if it has to be. Where that cannot be done the test is skipped, which
-// CI does not allow.
-func program(t *testing.T, name string) string {
-	t.Helper()
-	path, err := devstack.Program(t.Context(), &devstack.Config{Out: os.Stderr}, name) // at once: it may take a while
-	if errors.Is(err, devstack.ErrNoServer) {
-		t.Skip(err)
-	}
-	require.NoError(t, err)
-	return path
 }
