@@ -77,6 +77,25 @@ func TestCluster_StandbyTakesOverWithoutWhatItsPausedReceiverMissed(t *testing.T
 	require.Equal(t, [][]string{{"1"}, {"3"}}, query(t, standby.URL(), "SELECT id::text FROM orders ORDER BY id"))
 }
 
+// What is still to be replayed takes away rows that a statement begun before may see.
+func TestCluster_PromotionIsNotInItsOwnWay(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	primary := newCluster(t).Primary()
+	query(t, primary.URL(), "CREATE TABLE orders AS SELECT 1 AS id")
+	standby, err := primary.Standby(ctx)
+	require.NoError(t, err)
+	require.NoError(t, standby.CatchUp(ctx, primary))
+	query(t, standby.URL(), "SELECT pg_wal_replay_pause()")
+	require.NoError(t, standby.Await(ctx, "SELECT pg_get_wal_replay_pause_state() = 'paused'"))
+	query(t, primary.URL(), "DELETE FROM orders")
+	query(t, primary.URL(), "VACUUM orders")
+	now := query(t, primary.URL(), "SELECT pg_current_wal_lsn()::text")[0][0]
+	require.NoError(t, standby.Await(ctx, "SELECT pg_last_wal_receive_lsn() >= '"+now+"'"))
+	require.NoError(t, standby.Promote(ctx))
+	require.Empty(t, query(t, standby.URL(), "SELECT id::text FROM orders"))
+}
+
 func TestCluster_KilledParentTakesItWithIt(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {

@@ -86,12 +86,13 @@ func (n *Node) PauseReceiver(ctx context.Context) error {
 
 // Promote makes a standby a primary and returns when it is one.
 func (n *Node) Promote(ctx context.Context) error {
-	rows, err := n.ask(ctx, "SELECT pg_promote()")
+	// It does not wait: its statement could be in the way of what is still to be replayed, which waits for 30 s and then cancels it.
+	rows, err := n.ask(ctx, "SELECT pg_promote(false)")
 	if err != nil {
 		return err
 	}
 	if rows[0][0] != "t" {
-		return fmt.Errorf("devstack: promote %s: it did not become a primary in time", n.name)
+		return fmt.Errorf("devstack: promote %s: the signal to do so could not be sent", n.name)
 	}
 	return n.Await(ctx, "SELECT NOT pg_is_in_recovery()")
 }
